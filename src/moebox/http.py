@@ -90,11 +90,7 @@ def _no_authorities() -> "ssl.SSLContext":
 
 
 def get(
-    url: str,
-    *,
-    headers: Mapping[str, str] = NO_HEADERS,
-    timeout_s: float = 10.0,
-    tls: "ssl.SSLContext | None" = None,
+    url: str, *, headers: Mapping[str, str] = NO_HEADERS, timeout_s: float = 10.0, tls: "ssl.SSLContext | None" = None
 ) -> HttpReply:
     """Send one GET that ends after `timeout_s` at the latest; a refused connection is an HttpReply too."""
     with HttpSession(headers=headers, tls=tls or trusted_certificates(url)) as session:
@@ -140,10 +136,7 @@ class HttpSession:
 
         options: dict[str, Any] = {"json": body, "timeout": timeout_s, "extensions": {"trace": keep_socket}}
         try:
-            with (
-                self._deadline(timeout_s) as over,
-                self._client.stream(method, url, **options) as response,
-            ):
+            with self._deadline(timeout_s) as over, self._client.stream(method, url, **options) as response:
                 raw = bytearray()
                 for chunk in response.iter_bytes():
                     raw += chunk

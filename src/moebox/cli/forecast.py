@@ -117,9 +117,7 @@ def forecast(
         found = with_context_warning(found, max((*contexts, *prompts), default=0))
     rows = _forecast_rows(mode, found, work, prompts if mode == "prefill" else contexts, streams)
     print_result(
-        json,
-        forecast_document(mode, found, rows),
-        lambda: stdout_console().print(forecast_page(mode, found, rows)),
+        json, forecast_document(mode, found, rows), lambda: stdout_console().print(forecast_page(mode, found, rows))
     )
     return exit_code(force or found.misfit is None)
 
@@ -261,11 +259,7 @@ def forecast_page(mode: Mode, target: ForecastTarget, rows: list[ForecastRow]) -
     if target.misfit:
         text = f"{target.misfit.text}; {target.misfit.remedy}. These speeds are hypothetical."
         parts.append(Text.assemble(("fatal: ", "bold red"), text))
-    parts += [
-        title.append(f" on {target.box.name}: {', '.join(words)}"),
-        Text(),
-        make_table(heads, lines),
-    ]
+    parts += [title.append(f" on {target.box.name}: {', '.join(words)}"), Text(), make_table(heads, lines)]
     parts += [Text(remark)] if remark else []
     expect = f"expect {speed.range_text(RANGES[mode])}"
     if mode in ("serving", "stream"):

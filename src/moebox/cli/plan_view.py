@@ -62,11 +62,7 @@ class NextSteps:
 
 def answer(plan: Plan, model: Model, steps: NextSteps, *, width: int) -> Assessment:
     """Return what the user asked for, in at most 24 lines of 80 columns; warnings have one line each."""
-    cells = [
-        AssessmentCell(name="chosen", text=plan_title(plan, model).plain),
-        fit_cell(plan),
-        speed_cell(plan),
-    ]
+    cells = [AssessmentCell(name="chosen", text=plan_title(plan, model).plain), fit_cell(plan), speed_cell(plan)]
     order = list(SEVERITY_TONES)
     warnings = sorted(plan.warnings, key=lambda warning: order.index(warning.severity))
     for number, warning in enumerate(warnings[:SHOWN_WARNINGS]):

@@ -12,12 +12,7 @@ from moebox.store import Run
 
 
 def report(
-    *run: str,
-    output: OutputPath = None,
-    pdf: Switch = False,
-    md: Switch = False,
-    title: str = "",
-    json: AsJson = False,
+    *run: str, output: OutputPath = None, pdf: Switch = False, md: Switch = False, title: str = "", json: AsJson = False
 ) -> int:
     """Write the report of a run, or of several side by side, as one self-contained file.
 

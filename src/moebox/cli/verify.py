@@ -91,10 +91,7 @@ def verify(
     check_writable(junit)
     endpoint = find_endpoint(target, model=model, key_env=key_env)
     kept = open_run(run, endpoint) if run else create_run("verify", endpoint)
-    with (
-        interrupt_message(f"the finished checks are in {kept.path}"),
-        VerifyView(quiet=json) as view,
-    ):
+    with interrupt_message(f"the finished checks are in {kept.path}"), VerifyView(quiet=json) as view:
         results = api.verify(
             endpoint,
             options=options,

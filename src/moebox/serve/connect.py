@@ -107,12 +107,7 @@ def _zed_settings(live: LiveModel) -> ClientSettings:
         "display_name": f"{live.endpoint.model} (moebox)",
         "max_tokens": live.context,
         "max_output_tokens": max_output_tokens(live),
-        "capabilities": {
-            "tools": True,
-            "images": live.vision,
-            "parallel_tool_calls": False,
-            "prompt_cache_key": False,
-        },
+        "capabilities": {"tools": True, "images": live.vision, "parallel_tool_calls": False, "prompt_cache_key": False},
     }
     provider = {"api_url": live.endpoint.base_url, "available_models": [model]}
     changes = {"language_models": {"openai_compatible": {"moebox": provider}}}
@@ -137,12 +132,7 @@ def _opencode_settings(live: LiveModel) -> ClientSettings:
     entry: dict[str, object] = {"name": model, "limit": limit, "tool_call": True}
     if live.vision:  # a custom model reads only text by default (anomalyco/opencode#25229)
         entry |= {"attachment": True, "modalities": {"input": ["text", "image"], "output": ["text"]}}
-    provider = {
-        "npm": "@ai-sdk/openai-compatible",
-        "name": "moebox",
-        "options": options,
-        "models": {model: entry},
-    }
+    provider = {"npm": "@ai-sdk/openai-compatible", "name": "moebox", "options": options, "models": {model: entry}}
     changes = {"$schema": "https://opencode.ai/config.json", "provider": {"moebox": provider}}
     folder = files.config_home() / "opencode"
     path = folder / "opencode.jsonc" if (folder / "opencode.jsonc").exists() else folder / "opencode.json"

@@ -154,8 +154,7 @@ def _run_salloc(argv: list[str], count: int) -> str:
         raise
     if salloc.returncode:
         raise ExternalError(
-            f"Slurm: {last_line(output)}",
-            hint="`sinfo` shows its nodes; `--set slurm.partition=…` chooses",
+            f"Slurm: {last_line(output)}", hint="`sinfo` shows its nodes; `--set slurm.partition=…` chooses"
         )
     return output
 

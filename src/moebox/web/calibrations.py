@@ -19,12 +19,7 @@ async def list_calibrations(request: Request, *, site: WebSite) -> Response:
     shelf = await run_in_threadpool(store.stored_calibrations)
     rows = [(calibration, depths_text(calibration), error_text(calibration)) for calibration in shelf.calibrations]
     return render_page(
-        site,
-        "calibrations.html",
-        title="Calibrations",
-        here="calibrations",
-        rows=rows,
-        unreadable=shelf.unreadable,
+        site, "calibrations.html", title="Calibrations", here="calibrations", rows=rows, unreadable=shelf.unreadable
     )
 
 

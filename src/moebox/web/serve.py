@@ -122,10 +122,6 @@ def prepare_server(
         )
         shown = page_address(host, made.getsockname()[1], site.token)
     config = uvicorn.Config(
-        make_app(site),
-        log_level="warning",
-        access_log=False,
-        lifespan="off",
-        timeout_graceful_shutdown=3,
+        make_app(site), log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=3
     )
     return PageServer(config, site), made, shown

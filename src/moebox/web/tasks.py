@@ -42,14 +42,7 @@ async def list_task_runs(request: Request, *, site: WebSite) -> Response:
     rows = await run_in_threadpool(lambda: [row for folder in folders[:MAX_SHOWN] if (row := task_row(folder))])
     engines = await run_in_threadpool(running_engines)
     return render_page(
-        site,
-        "tasks.html",
-        title="Tasks",
-        here="tasks",
-        rows=rows,
-        total=len(folders),
-        engines=engines,
-        levels=LEVELS,
+        site, "tasks.html", title="Tasks", here="tasks", rows=rows, total=len(folders), engines=engines, levels=LEVELS
     )
 
 

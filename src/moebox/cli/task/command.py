@@ -28,10 +28,7 @@ DEFAULT_JOBS = 9  # a job of each family
 DEFAULT_JOB_S = 30 * 60.0
 # A flag, what it does, and the flags that it ignores.
 UNUSED: dict[str, tuple[str, tuple[str, ...]]] = {
-    "write": (
-        "--write only writes jobs",
-        ("parallel", "budget", "set", "mcp", "harbor", "resume", "model", "key_env"),
-    ),
+    "write": ("--write only writes jobs", ("parallel", "budget", "set", "mcp", "harbor", "resume", "model", "key_env")),
     "harbor": (
         "--harbor runs its own jobs with its own agent",
         ("family", "level", "seed", "set", "with_", "mcp", "resume"),

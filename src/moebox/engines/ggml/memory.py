@@ -15,14 +15,7 @@ from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Component, Gqa, Model
 from moebox.core.plan import ArithmeticLine, DeviceMemory, Memory
 from moebox.core.recipe import Hybrid, Recipe
-from moebox.engines.budget import (
-    add_host_memory,
-    all_gpu_memory,
-    bytes_line,
-    device_memory,
-    ram_overhead,
-    token_line,
-)
+from moebox.engines.budget import add_host_memory, all_gpu_memory, bytes_line, device_memory, ram_overhead, token_line
 from moebox.sizing.constants import MIB, memory_constant, memory_constant_bytes, reserved_bytes, visible_bytes
 from moebox.sizing.kv import entry_bytes, keeps_all_heads, token_bytes
 

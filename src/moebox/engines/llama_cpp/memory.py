@@ -81,14 +81,7 @@ def layer_room(
 
 
 def device_budget(
-    device: LayerDevice,
-    box: Box,
-    model: Model,
-    checkpoint: Checkpoint,
-    recipe: Recipe,
-    layers: range,
-    *,
-    last: bool,
+    device: LayerDevice, box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe, layers: range, *, last: bool
 ) -> DeviceMemory:
     """One device's bytes with these layers on it."""
     with_experts = sum(layer >= model.dense_layers for layer in layers) if model.moe else 0
