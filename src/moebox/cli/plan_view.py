@@ -88,17 +88,20 @@ def answer(plan: Plan, model: Model, steps: NextSteps, *, width: int) -> Assessm
     return Assessment(cells=(*cells, AssessmentCell(name="more", text=rest)))
 
 
+def ram_text(ram: DeviceMemory) -> tuple[str, Tone]:
+    """Return what weights, system and server take of the RAM; a warning if little is left."""
+    used, kept = (ram.total - ram.free - ram.overhead) / 2**30, ram.overhead / 2**30
+    text = f"{used:,.0f} of {ram.total / 2**30:,.0f} GiB of RAM, {kept:,.0f} for system and server"
+    if ram.free < LITTLE_RAM * ram.total:
+        return f"{text}: only {ram.free / 2**30:,.1f} left", "warn"
+    return text, "good"
+
+
 def fit_cell(plan: Plan) -> AssessmentCell:
     """Return one line of memory, of the fullest GPU or of the RAM; then what the cache holds."""
     gpus = [device for device in plan.memory.devices if device.device.startswith("gpu")]
     ram = next((device for device in plan.memory.devices if device.device == "ram" and device.weights_total), None)
-    cache, in_ram = cache_text(plan), ""
-    tone: Tone = "good"
-    if ram:
-        used, kept = ((ram.total - ram.free - ram.overhead) / 2**30, ram.overhead / 2**30)
-        in_ram = f"{used:,.0f} of {ram.total / 2**30:,.0f} GiB of RAM, {kept:,.0f} for system and server"
-        if ram.free < LITTLE_RAM * ram.total:
-            tone, in_ram = "warn", f"{in_ram}: only {ram.free / 2**30:,.1f} left"
+    cache, (in_ram, tone) = cache_text(plan), ram_text(ram) if ram else ("", "good")
     if not gpus:
         return AssessmentCell(name="fits", text=in_ram, tone=tone, detail=cache)
     fullest = max(gpus, key=lambda device: (device.total - device.free, device.weights_total))

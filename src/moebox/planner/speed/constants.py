@@ -270,6 +270,16 @@ def has_fused_norms(engine: EngineName, version: str, generation: str, architect
     )
 
 
+def kernel_family(quant: str, generation: str) -> tuple[str, bool]:
+    """Return the quantisation whose kernels run, and whether Marlin unpacks NVFP4 as it does INT4.
+
+    That is so without FP4 units, or with 16-bit activations (vLLM, oracle/nvfp4.py).
+    """
+    family = next((name for name in QUANT_FAMILIES if name in quant.lower()), "int4")
+    unpacks = family == "nvfp4" and (quant.endswith("a16") or "blackwell" not in generation)
+    return "int4" if unpacks else family, unpacks
+
+
 def find_expert_kernel(
     quant: str, generation: str, engine: EngineName, architecture: str, version: str
 ) -> ExpertKernel:
@@ -277,10 +287,7 @@ def find_expert_kernel(
 
     Engines differ in which kernel they use: rows for this version and architecture take precedence.
     """
-    family = next((name for name in QUANT_FAMILIES if name in quant.lower()), "int4")
-    # Without FP4 units, or with 16-bit activations, Marlin unpacks NVFP4 as it does INT4 (vLLM, oracle/nvfp4.py).
-    unpacks = family == "nvfp4" and (quant.endswith("a16") or "blackwell" not in generation)
-    family = "int4" if unpacks else family
+    family, unpacks = kernel_family(quant, generation)
     near = NEAREST.get(generation, ("blackwell-rtx",))
     ranked = []
     for row in table_rows("experts", ExpertKernel):

@@ -101,26 +101,26 @@ class GpuStep:
 
         With weights below 16 bits, a kernel of its own quantises the input of each product.
         """
-        counts, narrow = kernel_counts(), self.rank.narrow_attention
+        counts, moe = kernel_counts(), self.rank.model.moe
         fused = self.fused_norms and self.rank.tp > 1 and self.rank.dp == 1
-        saved = counts["norms"] / counts["plain"] if fused else 0.0
-        moe, total = self.rank.model.moe, 0.0
-        for layers in self.rank.layers:
-            kind = layers.kind
-            if isinstance(kind, Gqa):
-                kernels = counts["plain"] + narrow * counts["plain_narrow"]
-                if kind.head_norm:
-                    kernels += counts["whole_norm"] if kind.norms_all_heads else counts["head_norm"]
-            elif isinstance(kind, Compressed):
-                kernels = counts["compressed"]
-            elif isinstance(kind, Mamba) or (isinstance(kind, Linear) and not kind.channel_decay):
-                kernels = counts["linear"] + narrow * counts["plain_narrow"]
-            else:
-                kernels = (self.constants.latent or counts["latent"]) + narrow * counts["latent_narrow"]
-                kernels += self.overhead.latent if self.overhead else 0.0
-            kernels += counts["shared_gate"] if moe and moe.shared_gate else 0.0
-            total += layers.count * (kernels / counts["plain"] - saved)
-        return total
+        others = (counts["shared_gate"] if moe and moe.shared_gate else 0.0) - (counts["norms"] if fused else 0.0)
+        total = sum(layers.count * (self.layer_kernels(layers.kind) + others) for layers in self.rank.layers)
+        return total / counts["plain"]
+
+    def layer_kernels(self, kind: LayerKind) -> float:
+        """Kernels of a layer of one kind, without its experts and all-reduces."""
+        counts, narrow = kernel_counts(), self.rank.narrow_attention
+        if isinstance(kind, Gqa):
+            kernels = counts["plain"] + narrow * counts["plain_narrow"]
+            if kind.head_norm:
+                kernels += counts["whole_norm"] if kind.norms_all_heads else counts["head_norm"]
+            return kernels
+        if isinstance(kind, Compressed):
+            return counts["compressed"]
+        if isinstance(kind, Mamba) or (isinstance(kind, Linear) and not kind.channel_decay):
+            return counts["linear"] + narrow * counts["plain_narrow"]
+        latent = (self.constants.latent or counts["latent"]) + narrow * counts["latent_narrow"]
+        return latent + (self.overhead.latent if self.overhead else 0.0)
 
     def dense_seconds(self, tokens: float) -> float:
         """Reading attention, shared and dense weights, or multiplying by them, whichever takes longer."""
