@@ -175,9 +175,14 @@ def verify(
     run: Run | None = None,
     on_check: OnCheck | None = None,
     on_progress: OnProgress | None = None,
+    restart: bool = False,
 ) -> CheckResults:
-    """Run the correctness checks: all, `only` some, or those from `start` on; `run` keeps the evidence."""
+    """Run the correctness checks: all, `only` some, or those from `start` on; `run` keeps the evidence.
+
+    `restart` stops and starts the engine, which moebox must have started, before conversations come back.
+    """
     from moebox.core.event import VerifyBegan, VerifyEnded
+    from moebox.flows.switch import restart_instance
     from moebox.serve.state import hold_endpoint
     from moebox.verify.options import CHECK_NAMES, VerifyOptions
     from moebox.verify.runner import run_checks, select_checks
@@ -195,6 +200,7 @@ def verify(
             run=run,
             on_check=on_check,
             on_progress=on_progress,
+            restart=restart_instance(endpoint.base_url) if restart else None,
         )
     if run:
         run.add_event(VerifyEnded(verdict=results.verdict, stopped=results.stopped))

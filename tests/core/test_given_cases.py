@@ -22,6 +22,7 @@ WITH_KIND = {"linear": "qwen3.5-397b", "dsa": "glm-5", "sliding": "gpt-oss-120b"
 OFFLOAD_FLAGS = {
     "native": {"kv-offloading-size": 64},
     "native tiering": {"kv-offloading-backend": "tiering"},
+    "simple": {"kv-transfer-config": '{"kv_connector":"SimpleCPUOffloadConnector"}'},
     "hicache": {"enable-hierarchical-cache": True},
     "lmcache": {"kv-transfer-config": '{"kv_connector":"LMCacheConnectorV1"}'},
 }

@@ -8,11 +8,16 @@ import pytest
 
 from moebox import http
 from moebox.checkpoint import deploy
+from moebox.cli import main
 from moebox.core.endpoint import Endpoint, endpoint_from_url
+from moebox.core.recipe import KvTiers
 from moebox.core.verdict import Probe
+from moebox.engines.kv_store import store_folder
+from moebox.flows.switch import start_detached
 from moebox.phantom.question import Question
 from moebox.phantom.text_questions import haystack_questions
-from moebox.serve import session
+from moebox.serve import kv_store, session, state
+from moebox.serve.stop import stop_instance
 from moebox.store import Run
 from moebox.verify.checks.returning import with_new_codes
 from moebox.verify.options import VerifyOptions
@@ -94,11 +99,16 @@ def test_llama_cpp_restores_saved_slots_and_damaged_files_show(tmp_path: Path):
     rng = random.Random(4)
     base = haystack_questions(rng, chars=500, depths=(0.4, 0.8))
     conversations = [with_new_codes(rng, base) for _ in range(COUNT)]
-    recipe = phantom_recipe(context=640, flags={"slot-save-path": str(tmp_path)})
+    recipe = phantom_recipe(context=640, kv_tiers=KvTiers(disk_gib=0.01, folder=str(tmp_path / "kv")))
+    folder = Path(store_folder(deploy(recipe)))
     with session.engine_session(deploy(recipe), Run.create("embedded", runs=tmp_path)) as live:
         for number, questions in enumerate(conversations):
             assert ask_code(live.endpoint, questions[0])[0]
             ask_slot(live.endpoint, "save", number)
+        text = kv_store.save_slots(live.endpoint, folder)
+        assert ask_code(live.endpoint, conversations[0][0])[0]
+        text += kv_store.restore_slots(live.endpoint, folder)
+        last = ask_code(live.endpoint, conversations[-1][1])
         right = []
         for number, questions in enumerate(conversations):
             ask_slot(live.endpoint, "restore", number)
@@ -106,10 +116,31 @@ def test_llama_cpp_restores_saved_slots_and_damaged_files_show(tmp_path: Path):
             right.append(good and cached > 100)
         damaged = []
         for number in range(0, COUNT, 2):
-            exchange_halves(tmp_path, number, number + 1)
+            exchange_halves(folder, number, number + 1)
             for damaged_one in (number, number + 1):
                 ask_slot(live.endpoint, "restore", damaged_one)
                 damaged.append(all(ask_code(live.endpoint, question)[0] for question in conversations[damaged_one]))
     print(f"{sum(right)} of {COUNT} right after restoring; {damaged.count(False)} of {COUNT} damaged ones wrong")
+    assert (text.count("1 of 1 slot"), last[0], last[1] > 100) == (2, True, True)  # moebox's own save and restore
     assert all(right)
     assert not any(damaged)
+
+
+@pytest.mark.siege
+def test_a_store_is_checked_across_a_restart(tmp_path: Path):
+    """`verify --restart` stops and starts the engine before the conversations come back; others cannot be restarted."""
+    tiers = KvTiers(disk_gib=0.01, folder=str(tmp_path / "kv"))
+    instance = start_detached(phantom_recipe(kv_tiers=tiers))
+    options = ["--only", "cache", "--restart", "--set", "conversations=4"]
+    try:
+        assert main(["verify", instance.base_url, *options, "--effort", "quick"]) == 0
+        after = state.find_instance(None)
+    finally:
+        for each in state.list_instances():
+            stop_instance(each)
+    text = (Path(instance.run) / "events.jsonl").read_text() + (Path(after.run) / "events.jsonl").read_text()
+
+    assert after.guard != instance.guard
+    assert "1 of 1 slot saved" in text
+    assert "1 of 1 slot restored" in text
+    assert main(["verify", "http://127.0.0.1:9", "--model", "m", *options]) == 2

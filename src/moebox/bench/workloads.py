@@ -206,11 +206,13 @@ def open_source(
         due_times = tuple(row.at_s - rows[0].at_s for row in rows)
         return ConversationSource(from_trace, due_times=due_times, size=len(rows))
     if workload.kind == "turns":
-        return ConversationSource(
-            lambda index: MultiTurn(
-                index, workload, lambda index, turn: pool.make_prompt(workload.input_tokens, (index, turn)), writer
-            )
-        )
+        shared = pool.make_prompt(workload.prefix_tokens, "prefix 0") if workload.prefix_tokens else ""
+
+        def write_message(index: int, turn: int) -> str:
+            text = pool.make_prompt(workload.input_tokens, (index, turn))
+            return f"{shared} {text}" if shared and not turn else text
+
+        return ConversationSource(lambda index: MultiTurn(index, workload, write_message, writer))
     write_prompt = _prompt_writer(workload, pool, words)
     plain = workload.kind != "code" and all(word.isascii() and word.isalnum() for word in words.words)
 

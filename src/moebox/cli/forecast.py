@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from moebox.cli import flags
 from moebox.cli.display import make_table
 from moebox.cli.flags import AsJson, Settings, Switch, parse_count, parse_token_count
-from moebox.cli.forecast_tables import FORECAST_TABLES
+from moebox.cli.forecast_tables import FORECAST_TABLES, tier_table
 from moebox.cli.forecast_target import (
     NO_PLAN_ARGS,
     ForecastTarget,
@@ -30,6 +30,7 @@ from moebox.loose import Document
 from moebox.planner import forecast as rows_of
 from moebox.planner.constraints import MAX_CONTEXT
 from moebox.planner.forecast import ForecastRow
+from moebox.planner.kv_tiers import cache_tiers
 from moebox.planner.rate import sizes_up_to
 from moebox.planner.simulate import STREAMS, scheduler_rules, simulated_workloads
 from moebox.planner.speed.links import describe_network
@@ -115,9 +116,14 @@ def forecast(
     _refuse_unused(mode, work, plan, is_recipe=recipes.is_recipe(target))
     if mode != "serving":
         found = with_context_warning(found, max((*contexts, *prompts), default=0))
-    rows = _forecast_rows(mode, found, work, prompts if mode == "prefill" else contexts, streams)
+    rows, tiers = _forecast_rows(mode, found, work, prompts if mode == "prefill" else contexts, streams), []
+    if mode == "serving" and work.workload.turns > 1:
+        rules = scheduler_rules(found.recipe, found.memory.kv_tokens, found.speed, found.memory.sequence_tokens)
+        tiers = rows_of.tier_rows(found.deployment, found.memory, found.speed, rules, simulated_workloads(work)[-1])
     print_result(
-        json, forecast_document(mode, found, rows), lambda: stdout_console().print(forecast_page(mode, found, rows))
+        json,
+        forecast_document(mode, found, rows) | {"kv_tiers": tiers},
+        lambda: stdout_console().print(forecast_page(mode, found, rows, tiers)),
     )
     return exit_code(force or found.misfit is None)
 
@@ -208,7 +214,8 @@ def _forecast_rows(
         return rows_of.stream_rows(speed, tokens, min(max(4096, speed.chunk_tokens), limit))
     refuse_without_cache(memory.kv_tokens)
     rules = scheduler_rules(target.recipe, memory.kv_tokens, speed, memory.sequence_tokens)
-    return rows_of.serving_rows(speed, rules, simulated_workloads(work))
+    tiers = cache_tiers(target.deployment, target.recipe.tiers)
+    return rows_of.serving_rows(speed, rules, simulated_workloads(work), tiers)
 
 
 def _parse_counts(text: str | None, flag: str, *, many: bool = False) -> tuple[int, ...]:
@@ -243,7 +250,9 @@ def forecast_document(mode: Mode, target: ForecastTarget, rows: list[ForecastRow
     }
 
 
-def forecast_page(mode: Mode, target: ForecastTarget, rows: list[ForecastRow]) -> "RenderableType":
+def forecast_page(
+    mode: Mode, target: ForecastTarget, rows: list[ForecastRow], tiers: Sequence[ForecastRow] = ()
+) -> "RenderableType":
     """Return title, table, range and warnings for the terminal."""
     from rich.console import Group
     from rich.text import Text
@@ -261,6 +270,9 @@ def forecast_page(mode: Mode, target: ForecastTarget, rows: list[ForecastRow]) -
         parts.append(Text.assemble(("fatal: ", "bold red"), text))
     parts += [title.append(f" on {target.box.name}: {', '.join(words)}"), Text(), make_table(heads, lines)]
     parts += [Text(remark)] if remark else []
+    if tiers:
+        heads, lines, remark = tier_table(tiers)
+        parts += [Text(), make_table(heads, lines), Text(remark)]
     expect = f"expect {speed.range_text(RANGES[mode])}"
     if mode in ("serving", "stream"):
         expect += f"; prompts and TTFT {speed.range_text('prompt')}"

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 from moebox.planner.forecast import ForecastRow
-from moebox.units import format_count, format_seconds, plural
+from moebox.units import format_count, format_percent, format_seconds, plural
 
+MIN_GAIN = 0.005  # of the hits, below which a tier is not proposed
 ForecastTable = tuple[Sequence[str], list[tuple[str, ...]], str]  # headings, rows, the remark below
 
 
@@ -60,6 +61,23 @@ def _serving_table(rows: list[ForecastRow]) -> ForecastTable:
     if any(row["p99_itl_ms"] < row["mean_itl_ms"] for row in rows):
         remarks.append("ITL p99 is below the mean because fewer than 1 gap in 100 is long: one that waits for prompts")
     return ("streams", "req/s", "out tok/s", "TTFT", "p99", "TPOT", "ITL", "p99"), lines, "; ".join(remarks)
+
+
+def tier_table(rows: Sequence[ForecastRow]) -> ForecastTable:
+    """Return what each tier of the KV cache brings for the conversations of a workload."""
+    lines: list[tuple[str, ...]] = []
+    for row in rows:
+        name = f"+ {row['tier']}, {row['gib']:g} GiB" if row["gib"] else row["tier"]
+        ttft, low, high = (format_seconds(row[key] / 1e3) for key in ("returning_ttft_ms", "low_ms", "high_ms"))
+        lines.append((name, format_count(row["tokens"]), format_percent(row["hit_share"]), ttft, low, high))
+    many, length = rows[0]["conversations"], format_count(rows[0]["conversation_tokens"])
+    remark = f"{many} conversations of up to {length} tokens; hits: prompt tokens not computed again"
+    gain = rows[-1]["hit_share"] - rows[0]["hit_share"]
+    if len(rows) == 1:
+        remark += "; the engine or the box has no room for a tier"
+    else:
+        remark += f"\n{rows[-1]['setting']}" if gain > MIN_GAIN else "\nthe GPUs hold them: a tier brings nothing here"
+    return ("KV cache", "tokens", "hits", "TTFT of later turns", "low", "high"), lines, remark
 
 
 FORECAST_TABLES = {

@@ -260,6 +260,7 @@ def memory_part(plan: Plan) -> "RenderableType":
             cells = [f"{size / 2**30:,.2f}" if size else "0" for size in sizes]
             figures.add_row(Text(letter, style=f"black on {colour}"), part, *cells)
     cache = Text(f"\n{cache_text(plan)}; {plan.memory.kv_bytes_per_token:,} bytes a token")
+    cache.append(f"\n{plan.tiers}" if plan.tiers else "")
     return Group(bars, Padding(figures, (1, 0, 0, 2)), cache)
 
 

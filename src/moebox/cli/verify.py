@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from moebox import api
 from moebox.cli import flags
 from moebox.cli.display import VERDICT_MARKS
-from moebox.cli.flags import AsJson, Names, Settings
+from moebox.cli.flags import AsJson, Names, Settings, Switch
 from moebox.cli.output import check_writable, exit_code, print_result, stderr_console, stdout_console, write_file
 from moebox.cli.signals import interrupt_message
 from moebox.cli.target import create_run, find_endpoint, open_run
@@ -50,6 +50,7 @@ def verify(
     effort: Effort = "normal",
     context: str = "",
     settings: Settings = None,
+    restart: Switch = False,
     junit: Path | None = None,
     run: str = "",
     json: AsJson = False,
@@ -73,6 +74,8 @@ def verify(
             the questions of an earlier run, keep_going=true after a failure that makes later checks meaningless,
             strict=true for exit code 1 after warnings too; conversations=64 of prefix_tokens=4000 that fill the cache
             and come back, cache_tokens=500000 if the cache and its tiers hold so many.
+        restart: Restart the engine before the conversations of the check `cache` come back: what its KV store on disk
+            returns must be theirs. For engines of `moebox up --detach`.
         junit: Write JUnit XML to this file too.
         run: Keep the evidence in this run, such as the one of the engine's launch. Default: a new run.
     """
@@ -88,6 +91,7 @@ def verify(
     options.validate()
     changed = {name: getattr(options, name) != getattr(usual, name) for name in FLAG_CHECKS}
     refuse_unused_settings(chosen, changed)
+    refuse_if(restart and "cache" not in chosen, "--restart needs the check cache", hint="leave it out")
     check_writable(junit)
     endpoint = find_endpoint(target, model=model, key_env=key_env)
     kept = open_run(run, endpoint) if run else create_run("verify", endpoint)
@@ -101,6 +105,7 @@ def verify(
             run=kept,
             on_check=None if json else view.print_check,
             on_progress=view.show_progress,
+            restart=restart,
         )
     if junit:
         write_file(junit, to_junit_xml(results))

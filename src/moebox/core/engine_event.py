@@ -144,6 +144,23 @@ class EngineDetached(Event, tag="engine.detached", frozen=True):
     id: str = ""
 
 
+class SlotsKept(Event, tag="engine.slots", frozen=True):
+    """Slots of llama.cpp were saved before a stop, or restored after a start."""
+
+    text: str = ""
+
+
+class ModelSwapped(Event, tag="model.swapped", frozen=True):
+    """A model of several serves: how long it took, against its forecast, and what was put away for it."""
+
+    model: str = ""
+    put_away: tuple[str, ...] = ()
+    seconds: float = 0.0
+    forecast_s: float = 0.0  # 0: none
+    low_s: float = 0.0
+    high_s: float = 0.0
+
+
 class ServiceRestarted(Event, tag="service.restarted", frozen=True):
     """A service restarts its engine; the evidence is in incidents/."""
 

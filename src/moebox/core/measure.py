@@ -23,7 +23,7 @@ class Workload:
     file: str = ""  # prompts or trace
     turns: int = 1
     think_s: float = 0.0  # between a reply and the next turn
-    prefix_tokens: int = 0  # shared by every request of a group
+    prefix_tokens: int = 0  # shared by every request of a group, or by the first turns of all conversations
     prefixes: int = 1  # how many groups
     seed: int = 0
     salt: str = ""  # random for each measurement

@@ -119,6 +119,7 @@ class Plan:
     answer_tok_s: float = 0.0  # for comparison with the alternatives
     measured: str = ""  # the calibration behind the forecast; "" if it is fitted to published rows
     basis: str = ""  # the published rows behind the range of decoding
+    tiers: str = ""  # what tiers below the KV cache hold, set or possible
     prompt_basis: str = ""  # the same of prompts
 
 

@@ -77,6 +77,16 @@ class Hybrid:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KvTiers:
+    """Where prefixes go that the KV cache evicts: RAM, then a folder on NVMe. Without sizes there are no tiers."""
+
+    ram_gib: float = 0.0  # of all ranks together
+    disk_gib: float = 0.0
+    folder: str = "~/.cache/moebox/kv"  # each engine version, model and cache type gets a folder of its own in it
+    connector: Literal["native", "lmcache"] = "native"  # lmcache: vLLM only
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
     """The environment that the engine runs in."""
 
@@ -144,6 +154,7 @@ class Recipe:
     parallel: Parallel = Parallel()
     speculate: Speculate | None = None
     hybrid: Hybrid | None = None
+    kv_tiers: KvTiers | None = None
     runtime: Runtime = Runtime()
     listen: Listen = Listen()
     env: dict[str, str] = field(default_factory=dict)
@@ -154,6 +165,11 @@ class Recipe:
     def with_port(self, port: int) -> "Recipe":
         """The recipe with another port; with 0 the launch chooses a free one."""
         return replace(self, listen=replace(self.listen, port=port))
+
+    @property
+    def tiers(self) -> KvTiers:
+        """The tiers below the KV cache; without sizes if the recipe has none."""
+        return self.kv_tiers or KvTiers()
 
     @property
     def slots(self) -> int:

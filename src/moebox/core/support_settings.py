@@ -17,9 +17,10 @@ BUILD_KEYS = ("fork", "image", "branch", "patch", "patched", "pull", "build", "d
 ALWAYS = {"stream": "true", "temperature": ">0", "prompt": "longer than ubatch"}
 OFFLOADS = {
     "native": r"kv-offloading-size|OffloadingConnector",
-    "native tiering": r"kv-offloading-backend.*tier|TieringConnector",
+    "native tiering": r"kv-offloading-backend.*tier|TieringConnector|TieringOffloadingSpec",
     "hicache": r"enable-hierarchical-cache",
     "lmcache": r"LMCache|lmcache",
+    "simple": r"SimpleCPUOffload",
 }
 # Flags of engines that a recipe has a field for.
 FIELDS = {
@@ -106,7 +107,8 @@ def _offload(wanted: str, setup: "Setup") -> bool:
     if wanted == "cpu experts":
         return setup.recipe.hybrid is not None
     pattern = OFFLOADS.get(wanted)
-    given = " ".join(f"{key}={value}" for key, value in setup.recipe.flags.items() if value not in (0, False, "0"))
+    flags = {**(setup.rendered_flags() if setup.rendered_flags else {}), **setup.recipe.flags}
+    given = " ".join(f"{key}={value}" for key, value in flags.items() if value not in (0, False, "0"))
     return bool(pattern and re.search(pattern, given))
 
 
@@ -172,7 +174,7 @@ SPECIAL: dict[str, Callable[[str, "Setup"], bool | None]] = {
     "gpus": lambda text, setup: (not setup.gpu) == (text == "0"),
     "dtype": lambda text, setup: setup.recipe.flags.get("dtype", "bfloat16") == text,
     "dp_attention": lambda _, setup: bool(setup.recipe.flags.get("enable-dp-attention")),
-    "slot_save": lambda _, setup: "slot-save-path" in setup.recipe.flags,
+    "slot_save": lambda _, setup: _flag_value("flags.slot-save-path", setup) is not None,
     "linear_attention": lambda text, setup: setup.recipe.flags.get("linear-attn-backend") == text,
     "quantization": lambda text, setup: None if setup.checkpoint else False,
     "flags.cpu-moe": _experts_in_ram,

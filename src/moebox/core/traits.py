@@ -30,6 +30,15 @@ class Traits:
     hybrid_fields: frozenset[str] = frozenset()  # fields of [hybrid] that it supports; empty: no experts in RAM
     kv: tuple[str, ...] = ("auto",)  # cache types
     kv_auto: str = "bf16"  # the meaning of "auto"
+    # Tiers below the KV cache: "blocks" move by themselves to RAM and disk; "slots" to RAM, to disk only on request.
+    kv_tiers: Literal["", "blocks", "slots"] = ""
+    kv_connectors: tuple[str, ...] = ("native",)
+    # How it frees its GPUs without ending: flags and variables it must be started with, the calls that put it to sleep
+    # and resume it, by level. Level 1 keeps the weights in RAM, 2 drops them.
+    sleep_flags: Mapping[str, "str | bool"] = field(default_factory=dict)
+    sleep_env: Mapping[str, str] = field(default_factory=dict)
+    sleep_levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    resume_calls: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     proposes_dcp: bool = False  # decode context parallelism may be chosen by default
     packs_sparse_latent: bool = False  # an fp8 cache of sparse attention has vLLM's 656-byte format
     draft_methods: tuple[str, ...] = ()  # methods of speculative decoding

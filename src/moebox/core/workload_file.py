@@ -16,7 +16,7 @@ FILE_KINDS: tuple[WorkloadKind, ...] = ("prompts", "trace")
 FIELD_KINDS: dict[str, tuple[WorkloadKind, ...]] = {
     "turns": ("turns",),
     "think_s": ("turns",),
-    "prefix_tokens": ("prefix",),
+    "prefix_tokens": ("prefix", "turns"),
     "prefixes": ("prefix",),
     "file": FILE_KINDS,
     "input_tokens": ("random", "code", "turns", "prefix"),

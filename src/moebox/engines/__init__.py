@@ -77,6 +77,8 @@ def find_refusals(deployment: Deployment) -> list[PlanWarning]:
 
 def memory_budget(deployment: Deployment) -> Memory:
     """Return the memory of every device of the box; `fits` is False if it would not start or not serve."""
+    from moebox.engines.budget import add_tier_memory
     from moebox.engines.engine import load_engine
 
-    return load_engine(deployment.engine.name).memory_budget(deployment.with_default_context())
+    memory = load_engine(deployment.engine.name).memory_budget(deployment.with_default_context())
+    return add_tier_memory(deployment, memory) if deployment.recipe.tiers.ram_gib else memory

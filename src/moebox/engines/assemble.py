@@ -14,6 +14,7 @@ from moebox.core.recipe import Recipe
 from moebox.engines.arguments import LaunchNode, flatten
 from moebox.engines.engine import load_engine
 from moebox.engines.flags import newest_version
+from moebox.engines.kv_store import store_folder
 from moebox.errors import BadInput
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -89,6 +90,9 @@ def container_mounts(deployment: Deployment) -> dict[str, str]:
         mounts[recipe.runtime.models_dir or HUB_CACHE] = HUB_CACHE_INSIDE
     elif folder and folder not in mounts and not folder.startswith(tuple(inside)):
         mounts[folder] = f"{folder}:ro"
+    if recipe.tiers.disk_gib:
+        store = store_folder(deployment)
+        mounts[store] = store
     cache = presets.recipe_preset(recipe).cache
     if cache and cache not in mounts.values():
         # Named after the image, so that kernels of an older one are not found again.

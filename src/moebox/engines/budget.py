@@ -1,6 +1,7 @@
 """What the memory budgets of all engines share: a device's sum, idle GPUs, RAM, and lines of written-out arithmetic."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import starmap
 from typing import Protocol
 
@@ -56,6 +57,20 @@ def add_host_memory(box: Box, gpus: Sequence[DeviceMemory], ram: DeviceMemory) -
     kv, activations = first.kv + ram.kv, first.activations + ram.activations
     merged = device_memory(first.device, first.total, weights, kv=kv, activations=activations, overhead=first.overhead)
     return (merged, *others)
+
+
+def add_tier_memory(deployment: Deployment, memory: Memory) -> Memory:
+    """Return the budget with the RAM of the KV tier; it does not fit if the box's RAM is known and too small."""
+    box, size = deployment.required_box, int(deployment.recipe.tiers.ram_gib * 2**30)
+    known = next((device for device in memory.devices if device.device == "ram"), None)
+    ram = known or device_memory("ram", box.ram, {}, overhead=ram_overhead(box) if box.ram else 0)
+    ram = replace(ram, kv=ram.kv + size, free=ram.free - size)
+    others = tuple(device for device in memory.devices if device is not known)
+    devices = add_host_memory(box, others, ram)
+    free = min(device.free for device in devices if device.device == "ram" or box.has_unified_memory)
+    if free >= 0 or not box.ram:
+        return replace(memory, devices=devices)
+    return replace(memory, devices=devices, fits=False, shortfall=max(memory.shortfall, -free))
 
 
 class RankMemory(Protocol):

@@ -32,6 +32,8 @@ def check_recipe(deployment: Deployment) -> None:
         missing = draft.method.startswith("eagle") and not draft.draft
         hint = 'e.g. "lightseekorg/kimi-k2.6-eagle3"'
         refuse_if(missing, "speculate.draft: EAGLE needs a draft model", hint=hint)
+    if recipe.kv_tiers:
+        _check_tiers(recipe, engine)
     _check_trust(deployment)
     _check_flags(deployment)
 
@@ -93,6 +95,28 @@ def _check_hybrid(hybrid: Hybrid, engine: Traits) -> None:
     both = split and hybrid.experts
     refuse_if(both, "hybrid.split keeps experts with their layers; hybrid.experts cannot name others")
     refuse_if(len(set(layers)) != len(layers), "hybrid.experts: a layer is given to two GPUs")
+
+
+def _check_tiers(recipe: Recipe, engine: Traits) -> None:
+    """Check the tiers below the KV cache: sizes, and what the engine has."""
+    tiers = recipe.tiers
+    for path in ("ram_gib", "disk_gib"):
+        size = getattr(tiers, path)
+        refuse_if(not 0 <= size < 2**24, f"kv_tiers.{path}: {size:g} is not a size in GiB", hint="e.g. 64")
+    others = ", ".join(other.title for other in registry.all_traits() if other.kv_tiers)
+    is_used = tiers.ram_gib or tiers.disk_gib
+    refuse_if(is_used and not engine.kv_tiers, f"kv_tiers: {engine.title} keeps no prefixes in RAM", hint=others)
+    unknown = tiers.connector not in engine.kv_connectors
+    refuse_if(unknown, f"kv_tiers.connector: {engine.title} has no {tiers.connector}", hint='connector = "native"')
+    alone = engine.kv_tiers == "blocks" and tiers.disk_gib and not tiers.ram_gib
+    refuse_if(
+        alone, "kv_tiers.disk_gib needs kv_tiers.ram_gib: blocks go to disk through RAM", hint="e.g. ram_gib = 16"
+    )
+    hint = "leave one of them out"
+    off = is_used and recipe.prefix_caching is False
+    refuse_if(off, "kv_tiers keep prefixes, and prefix_caching is false", hint=hint)
+    elsewhere = not tiers.folder.startswith(("/", "~/")) or ".." in tiers.folder
+    refuse_if(elsewhere, f"kv_tiers.folder: {tiers.folder!r} is not a whole path", hint="begin with / or ~/")
 
 
 def require_weights_file(deployment: Deployment) -> None:

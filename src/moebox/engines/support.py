@@ -38,7 +38,7 @@ def deployment_setups(deployment: Deployment) -> list[Setup]:
         cuda=box.host.cuda if box and box.host else "",
         # Engines with experts in RAM set flags of their own that rows name; rendering them takes a while.
         rendered_flags=functools.cache(lambda: _rendered_flags(deployment))
-        if deployment.engine.offloads_experts
+        if deployment.engine.offloads_experts or recipe.kv_tiers
         else None,
     )
     gpus = deployment.gpu_kinds
@@ -122,7 +122,10 @@ def _is_near(match: Match) -> bool:
 
 def _warning(setup: Setup, row: SupportRow, severity: Literal["note", "warning", "fatal"], text: str) -> PlanWarning:
     """The row with its fix, or with what is known to run if the recipe has that fix already."""
-    remedy, change = choose_remedy(setup.recipe, remedy=row.fix, change=row.change)
+    wanted = row.change
+    if setup.recipe.kv_tiers and {"offload", "flags.cache-ram"} & set(row.settings):
+        wanted = {"kv_tiers.ram_gib": 0, "kv_tiers.disk_gib": 0}
+    remedy, change = choose_remedy(setup.recipe, remedy=row.fix, change=wanted)
     if row.change and not change and (good := known_to_run(setup)):
         remedy = f"{remedy.partition(';')[0]}; {good.engine} {good.versions} is known to run: {good.source}"
     changes = changes_text(change)

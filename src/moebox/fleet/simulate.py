@@ -6,7 +6,6 @@ interrupt a step), and up to the next end of a reply while it decodes; an arriva
 
 import heapq
 import itertools
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -14,6 +13,7 @@ from moebox.core.measure import Slo
 from moebox.errors import refuse_if, refuse_out_of_range
 from moebox.fleet.route import Policy, RequestRouter
 from moebox.fleet.users import User, UserDraws, UserWorkload
+from moebox.planner.kv_tiers import PrefixCache
 from moebox.planner.schedule import Scheduler, SchedulerRules, ScheduleSlice, SimulatedRequest
 from moebox.planner.simulate import Histogram
 from moebox.planner.speed import Speed
@@ -124,36 +124,6 @@ class StepScheduler(Scheduler):
         return steps * self.speed.step_s(self.running, mean_context)
 
 
-class PrefixCache:
-    """Conversations whose tokens are still in a box's cache, least recently used first."""
-
-    def __init__(self, scheduler: Scheduler, shared: int) -> None:
-        self.scheduler, self.shared = scheduler, shared
-        self.held: OrderedDict[int, int] = OrderedDict()
-        self.total = 0
-        self.warm = False  # the shared prefix has been read once
-
-    def take_prefix(self, user: int, prompt: int, *, begins: bool) -> int:
-        """Take the cached tokens of `prompt` for a request, and return their number.
-
-        A conversation that `begins` shares only the common prefix with the user's last one.
-        """
-        own = self.held.pop(user, 0)
-        self.total -= own
-        own = 0 if begins else own
-        found = max(own, self.shared if self.warm else 0)
-        self.warm = True
-        return min(found, prompt - 1)
-
-    def keep_tokens(self, user: int, tokens: int) -> None:
-        """Keep the tokens of a finished request until the space is needed."""
-        self.held[user] = tokens
-        self.total += tokens
-        room = self.scheduler.rules.kv_tokens - self.scheduler.used_tokens
-        while self.held and self.total > room:
-            self.total -= self.held.popitem(last=False)[1]
-
-
 class SimulatedBox:
     def __init__(self, model: BoxModel, shared: int) -> None:
         self.model = model
@@ -250,7 +220,7 @@ class _FleetRun:
             self._add_event(now + self.draws.draw_pause(self.question.work.rest_s or self.question.work.think_s), user)
             self.draws.end_conversation(user)
             return
-        request.cached_tokens = server.cache.take_prefix(user.id, prompt, begins=user.turn == 1)
+        request.cached_tokens = server.cache.take_prefix(user.id, prompt, begins=user.turn == 1)[0]
         self._set_home(user, index)
         server.users[request.id] = user
         server.open += 1
@@ -320,7 +290,7 @@ class _FleetRun:
             server.requests += 1
             server.output_tokens += request.output
             user.context = request.input + request.output
-            server.cache.keep_tokens(user.id, user.context)
+            server.cache.keep_tokens(user.id, request.input, request.output)
             self._count_request(request, server.now)
             self._add_event(server.now + self.draws.pause_after(user), user)
 

@@ -231,6 +231,22 @@ def start_detached(recipe: Recipe) -> state.Instance:
     raise AssertionError("the last try raises")
 
 
+def restart_instance(url: str) -> Callable[[], None]:
+    """Return a function that stops and starts the engine at `url`. Raise BadInput unless it can be started again."""
+    found = next((each for each in state.list_instances() if each.base_url == url and each.is_alive), None)
+    if found is None or not found.detached:
+        hint = "start it with `moebox up RECIPE --detach`"
+        raise BadInput(f"{url} cannot be restarted: it is not a detached engine of moebox", hint=hint)
+    recipe = codec.read_toml(Recipe, Path(found.run) / "recipe.toml")
+
+    def restart() -> None:
+        for instance in [each for each in state.list_instances() if each.base_url == url]:
+            stop_instance(instance)
+        start_detached(recipe)
+
+    return restart
+
+
 def _write_recipe(journal: SwitchJournal, text: str | None) -> None:
     """Write the recipe's file, or remove it if there was none."""
     path = Path(journal.file)

@@ -11,6 +11,7 @@ from moebox.errors import UnknownName, refuse_if
 from moebox.planner import explain, no_fit, prefer, warnings
 from moebox.planner.candidates import SHORTER_CONTEXTS, START_CONTEXT, make_candidates, make_draft, possible_engines
 from moebox.planner.constraints import Constraints
+from moebox.planner.kv_tiers import describe_tiers
 from moebox.planner.rate import PROMPT_TOKENS, RatedCandidate, forecast_rows, raise_utilization, rate_candidates
 
 
@@ -49,6 +50,7 @@ def choose_plan(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], con
         answer_tok_s=round(best.score, 2),
         measured=best.speed.calibration_text,
         basis=best.speed.basis_text(),
+        tiers=describe_tiers(best.deployment, best.memory),
         prompt_basis=best.speed.basis_text("prompt"),
     )
 

@@ -52,6 +52,10 @@ def smaller_deployments(deployment: Deployment) -> Iterator[tuple[str, Deploymen
     """Yield settings that need less memory with the recipe that has them, the smallest change first."""
     deployment = deployment.with_default_context()
     recipe, model, box = deployment.recipe, deployment.model, deployment.required_box
+    if recipe.kv_tiers and recipe.tiers.ram_gib:
+        size = max(recipe.tiers.ram_gib - memory_budget(deployment).shortfall // 2**30 - 1, 0.0)
+        changed = replace(recipe, kv_tiers=replace(recipe.kv_tiers, ram_gib=size))
+        yield f"kv_tiers.ram_gib = {size:g}", deployment.with_recipe(changed)
     for share in HIGHER_UTILIZATIONS:
         if recipe.memory_utilization and recipe.memory_utilization < share:
             changed = replace(recipe, memory_utilization=share)

@@ -4,11 +4,13 @@ Rows are plain dicts with the names that scripts rely on; every rate comes with 
 """
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from moebox.core.deployment import Deployment
 from moebox.core.plan import Memory
 from moebox.core.recipe import Recipe
+from moebox.planner.kv_tiers import CacheTier, cache_tiers, tier_range, tier_setting, tier_steps
 from moebox.planner.schedule import SchedulerRules
 from moebox.planner.simulate import Histogram, SimulatedWorkload, SimulationResult, simulate
 from moebox.planner.speed import Speed
@@ -63,9 +65,44 @@ def stream_rows(speed: Speed, contexts: Iterable[int], prompt: int) -> list[Fore
     ]
 
 
-def serving_rows(speed: Speed, rules: SchedulerRules, workloads: Iterable[SimulatedWorkload]) -> list[ForecastRow]:
+def serving_rows(
+    speed: Speed,
+    rules: SchedulerRules,
+    workloads: Iterable[SimulatedWorkload],
+    tiers: Sequence[CacheTier] = (),
+) -> list[ForecastRow]:
     """Rows of simulated workloads, with the field names of vLLM's serving benchmark."""
-    return [serving_row(simulate(speed, rules, workload), speed) for workload in workloads]
+    return [serving_row(simulate(speed, rules, workload, tiers), speed) for workload in workloads]
+
+
+def tier_rows(
+    deployment: Deployment, memory: Memory, speed: Speed, rules: SchedulerRules, workload: SimulatedWorkload
+) -> list[ForecastRow]:
+    """What each tier brings for conversations: none, RAM, RAM and disk, with the range of the time to first token."""
+    length = workload.prefix + workload.turns * (workload.input + workload.output)
+    wanted = workload.concurrency * (length + rules.sequence_tokens)
+    low, high = tier_range(speed)
+    rows = []
+    for tiers in tier_steps(deployment, memory, wanted):
+        below = cache_tiers(deployment, tiers)
+        result = simulate(speed, rules, workload, below)
+        ttft = result.returning.mean * 1e3
+        rows.append(
+            {
+                "tier": below[-1].name if below else "GPUs",
+                "gib": {"RAM": tiers.ram_gib, "disk": tiers.disk_gib}.get(below[-1].name) if below else None,
+                "tokens": round(below[-1].tokens) if below else rules.kv_tokens,
+                "conversations": workload.concurrency,
+                "conversation_tokens": length,
+                "hit_share": round(result.hit_share, 4),
+                "returning_ttft_ms": round(ttft, 1),
+                "low_ms": round(ttft * low, 1),
+                "high_ms": round(ttft * high, 1),
+                "output_throughput": round(result.output_tok_s, 2),
+                "setting": tier_setting(tiers),
+            }
+        )
+    return rows
 
 
 def serving_row(result: SimulationResult, speed: Speed) -> ForecastRow:
@@ -100,6 +137,7 @@ def serving_row(result: SimulationResult, speed: Speed) -> ForecastRow:
             f"p99_{name}_ms": round(times.quantile(0.99) * 1e3, 3),
         }
     row |= {
+        "prefix_hit": round(result.hit_share, 4),
         "preemptions": result.preemptions,
         "peak_kv_tokens": round(result.peak_kv_tokens),
         "kv_tokens": result.kv_tokens,

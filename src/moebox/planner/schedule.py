@@ -9,6 +9,7 @@ import heapq
 import itertools
 import math
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from moebox.planner.speed import Speed
@@ -33,6 +34,7 @@ class SimulatedRequest:
     first_token_at: float = -1.0
     tokens_made: float = 0.0  # expected ones, under speculation
     cached_tokens: int = 0  # prompt tokens in the prefix cache on admission
+    is_loaded: bool = False  # its cached tokens came back from a tier below the GPUs
     tokens_read: int = 0  # prompt tokens in the cache
     decoding_since: float = 0.0  # decode steps that the engine had done when this request began decoding
     preemptions: int = 0
@@ -83,6 +85,7 @@ class Scheduler:
 
     speed: Speed
     rules: SchedulerRules
+    find_prefix: Callable[[SimulatedRequest], bool] | None = None  # sets cached_tokens; False: it comes again, loaded
     waiting: deque[SimulatedRequest] = field(default_factory=deque)
     reading: deque[SimulatedRequest] = field(default_factory=deque)
     held_tokens: int = 0  # cache tokens of prompts, read or being read
@@ -151,12 +154,12 @@ class Scheduler:
 
     def advance(self, *, max_steps: float = math.inf, max_seconds: float = math.inf) -> ScheduleSlice | None:
         """Run one slice of at most `max_steps` decode steps and about `max_seconds`; None if there is nothing to do."""
-        self._admit()
+        self.admit()
         if self.reading and (self.rules.prompts_first or self.rules.step_tokens > self._decode_tokens()):
             return self._read_prompts()
         return self._decode(max_steps, max_seconds) if self._running else None
 
-    def _admit(self) -> None:
+    def admit(self) -> None:
         """Admit queued requests while the cache has room; an idle engine always admits the first."""
         if not self.waiting or (self._full and self.busy):
             return
@@ -175,6 +178,8 @@ class Scheduler:
             if needed + self.rules.sequence_tokens > self.room_tokens - promised and self.busy:
                 return
             self.waiting.popleft()
+            if self.find_prefix and not self.find_prefix(request):
+                continue
             self.reading.append(request)
             request.tokens_read = min(request.cached_tokens, request.tokens_to_read - 1)
             self.held_tokens += request.tokens_read

@@ -7,7 +7,7 @@ import heapq
 import itertools
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -15,6 +15,7 @@ from moebox.core.recipe import Recipe
 from moebox.core.workload_file import WorkloadFile
 from moebox.engines.engine import load_engine
 from moebox.errors import refuse_if, require_all
+from moebox.planner.kv_tiers import CacheTier, PrefixCache
 from moebox.planner.schedule import GOLDEN, Scheduler, SchedulerRules, ScheduleSlice, SimulatedRequest
 from moebox.planner.speed import Speed
 
@@ -45,6 +46,7 @@ class SimulatedWorkload:
     prefix_hit: float = 0.0  # share of a prompt that is in the prefix cache
     warm: int | None = None  # how many of the first requests have that; None: all
     turns: int = 1  # of a conversation: each continues the previous one, which is in the prefix cache
+    prefix: int = 0  # tokens that every conversation begins with: system prompt and tools
     think_s: float = 0.0  # between the end of a turn and the next: tools at work, a user reading
     spacing_s: float = 0.0  # between two requests of the first burst: how fast the client sends
     cold_s: float = 0.0  # extra time of the first step: kernels compiled at first use
@@ -91,6 +93,7 @@ def simulated_workloads(file: WorkloadFile) -> list[SimulatedWorkload]:
         lengths=facts.lengths,
         prefix_hit=facts.prefix_hit,
         turns=work.turns,
+        prefix=work.prefix_tokens if work.kind == "turns" else 0,
         think_s=work.think_s,
         cold_s=facts.cold_s,
         prefill_engines=facts.prefill_engines,
@@ -171,6 +174,13 @@ class SimulationResult:
     peak_kv_tokens: float
     kv_tokens: int
     slices: int
+    cached_tokens: int = 0  # prompt tokens from the cache and its tiers
+    returning: Histogram = field(default_factory=Histogram)  # TTFT of later turns of a conversation
+
+    @property
+    def hit_share(self) -> float:
+        """Share of prompt tokens that were not computed again."""
+        return self.cached_tokens / self.input_tokens if self.input_tokens else 0.0
 
     @property
     def output_tok_s(self) -> float:
@@ -197,27 +207,27 @@ def scheduler_rules(recipe: Recipe, kv_tokens: int, speed: Speed, sequence_token
     )
 
 
-def simulate(speed: Speed, rules: SchedulerRules, workload: SimulatedWorkload) -> SimulationResult:
-    """Run `workload` through the engine in virtual time."""
+def simulate(
+    speed: Speed, rules: SchedulerRules, workload: SimulatedWorkload, tiers: Sequence[CacheTier] = ()
+) -> SimulationResult:
+    """Run `workload` through the engine in virtual time; `tiers` keep what the GPUs evict."""
     workload.validate()
-    return _SimulatedRun(Scheduler(speed=speed, rules=rules), workload).run()
-
-
-@dataclass(slots=True, kw_only=True)
-class _PastTurns:
-    turn: int = 0
-    history: int = 0  # tokens of the previous turns
+    return _SimulatedRun(Scheduler(speed=speed, rules=rules), workload, tiers).run()
 
 
 class _SimulatedRun:
     """One run's clock and counts."""
 
-    def __init__(self, scheduler: Scheduler, workload: SimulatedWorkload) -> None:
+    def __init__(self, scheduler: Scheduler, workload: SimulatedWorkload, tiers: Sequence[CacheTier]) -> None:
         self.scheduler, self.workload = scheduler, workload
+        self.cache = PrefixCache(scheduler, workload.prefix, tiers)
+        scheduler.find_prefix = self._find_prefix
+        self.link_free = 0.0  # when the link from the tiers is free
+        self.returning, self.cached_tokens = Histogram(), 0
         self.coming = self._make_requests()
         self.entering: list[tuple[float, int, SimulatedRequest]] = []  # sent, but still in HTTP and tokenizer
         self.order = itertools.count()
-        self.conversations: dict[int, _PastTurns] = {}  # by request
+        self.conversations: dict[int, tuple[int, int]] = {}  # request -> conversation and turn
         self.readers = [0.0] * workload.prefill_engines  # when each engine that only reads prompts is free
         self.now = self.last_in = 0.0
         self.stalls: list[tuple[int, float]] = []  # since the last decode step: sequences that waited, and how long
@@ -237,6 +247,7 @@ class _SimulatedRun:
                 self._send(request, number * self.workload.spacing_s)
         while True:
             self._enter_due_requests()
+            self.scheduler.admit()
             until_next = max(self.entering[0][0] - self.now, 0.0) if self.entering else math.inf
             done = self.scheduler.advance(max_seconds=until_next)
             if done is not None:
@@ -260,6 +271,8 @@ class _SimulatedRun:
             peak_kv_tokens=self.peak,
             kv_tokens=self.scheduler.rules.kv_tokens,
             slices=self.slices,
+            cached_tokens=self.cached_tokens,
+            returning=self.returning,
         )
 
     def _make_requests(self) -> Iterator[SimulatedRequest]:
@@ -278,6 +291,9 @@ class _SimulatedRun:
         request.arrival = at
         speed = self.scheduler.speed
         enters = self.last_in = max(at + speed.request_s, self.last_in + speed.intake_s)
+        if self.workload.turns > 1:
+            _, turn = self.conversations.setdefault(request.id, (request.id, 0))
+            request.input += 0 if turn else self.workload.prefix
         if self.readers:
             reader = min(range(len(self.readers)), key=self.readers.__getitem__)
             fresh = request.tokens_to_read - request.cached_tokens
@@ -286,6 +302,23 @@ class _SimulatedRun:
             request.cached_tokens = request.tokens_to_read
             enters = read_at + request.tokens_to_read * speed.token_bytes / HANDOVER
         heapq.heappush(self.entering, (enters, next(self.order), request))
+
+    def _find_prefix(self, request: SimulatedRequest) -> bool:
+        """Look up the conversation of a request at its admission. False if it waits for a load from a tier.
+
+        Loads follow each other over one link, and the engine goes on meanwhile.
+        """
+        if request.id not in self.conversations or request.is_loaded:
+            return True
+        conversation, turn = self.conversations[request.id]
+        found, load_s = self.cache.take_prefix(conversation, request.input, begins=not turn)
+        request.cached_tokens = max(request.cached_tokens, found)
+        if not load_s:
+            return True
+        self.link_free = max(self.now, self.link_free) + load_s
+        request.is_loaded = True
+        heapq.heappush(self.entering, (self.link_free, next(self.order), request))
+        return False
 
     def _send_next(self) -> None:
         request = next(self.coming, None)
@@ -298,6 +331,9 @@ class _SimulatedRun:
         due = self.step_began if ahead else self.now
         while self.entering and self.entering[0][0] <= due:
             request = heapq.heappop(self.entering)[2]
+            if request.is_loaded:
+                self.scheduler.waiting.appendleft(request)
+                continue
             if request.first_token_at >= 0:
                 self.ttft.add(request.first_token_at - request.arrival)
             accepted = self.scheduler.submit(request)
@@ -322,9 +358,12 @@ class _SimulatedRun:
             if request.first_token_at < 0:
                 request.first_token_at = self.now
                 self.ttft.add(self.now - request.arrival)
+                if self.conversations.get(request.id, (0, 0))[1]:
+                    self.returning.add(self.now - request.arrival)
         for request in done.finished:
             self.completed += 1
             self.input_tokens += request.input
+            self.cached_tokens += request.cached_tokens
             self.output_tokens += request.output
             self.e2el.add(self.now - request.arrival)
             if request.output > 1:
@@ -347,17 +386,15 @@ class _SimulatedRun:
 
     def _continue_after(self, request: SimulatedRequest) -> None:
         """Send the next turn of the conversation that `request` belongs to, or another request."""
-        conversation = self.conversations.pop(request.id, None) or _PastTurns()
+        conversation, turn = self.conversations.pop(request.id, (-1, 0))
+        if conversation >= 0:
+            self.cache.keep_tokens(conversation, request.input, request.output)
         following = next(self.coming, None) if not self.workload.rate else None
         if following is None:
             return
-        conversation.turn += 1
-        if conversation.turn >= self.workload.turns:
+        if conversation < 0 or turn + 1 >= self.workload.turns:
             self._send(following, self.now)
             return
-        conversation.history = request.input + request.output
-        following.input += conversation.history
-        room = self.scheduler.room_tokens
-        following.cached_tokens = conversation.history if conversation.history <= room else 0
-        self.conversations[following.id] = conversation
+        following.input += request.input + request.output
+        self.conversations[following.id] = (conversation, turn + 1)
         self._send(following, self.now + self.workload.think_s)

@@ -30,6 +30,7 @@ from moebox.environment import chosen_environment
 from moebox.errors import AnswerIsNo, BadInput, ExternalError, NotInstalled
 from moebox.hub.client import find_snapshot, parse_repo_name
 from moebox.loose import get_object, get_path
+from moebox.serve import kv_store
 from moebox.site import read_site
 
 WEIGHTS = (".safetensors", ".gguf", ".bin")
@@ -46,6 +47,7 @@ def check_launch(deployment: Deployment, launch: Launch, argv: tuple[str, ...]) 
     check_engine(deployment, argv)
     check_version(deployment, argv)
     check_kernels(deployment, argv, detect.load_box if recipe.kv == "fp8" else None)
+    kv_store.prepare_store(deployment)
     for port in deployment.engine.ports_used(launch.port):
         check_port(launch.host, port)
 

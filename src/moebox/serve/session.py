@@ -25,12 +25,14 @@ from moebox.core.engine_event import (
     EngineStopped,
     PhaseDone,
     PhaseStarted,
+    SlotsKept,
 )
 from moebox.core.engine_facts import EngineFacts
 from moebox.core.symptom import Finding
 from moebox.engines.events import LogEvent
+from moebox.engines.kv_store import store_folder
 from moebox.errors import BadInput
-from moebox.serve import facts, preflight, state
+from moebox.serve import facts, kv_store, preflight, state
 from moebox.serve.faults import Fault, LaunchFailed, describe_exit, launch_failure
 from moebox.serve.guard import STOP_SIGNALS
 from moebox.serve.order import PreparedLaunch, StopSignals, prepare_launch, send_to_guard, start_engine_guard
@@ -113,6 +115,8 @@ class EngineSession:
         )
         self.run.add_event(self.ready)
         self._record_phase()
+        if self.instance.kv_store and (line := kv_store.restore_slots(self.endpoint, Path(self.instance.kv_store))):
+            self.run.add_event(SlotsKept(text=line))
 
     def _wait_for_chat(self, awake: AwakeClock, patience_s: float, deadline: float) -> None:
         chat: facts.ChatProbe | None = None
@@ -167,6 +171,8 @@ class EngineSession:
         """Stop the engine and everything it started. Does nothing if it has ended or is detached."""
         if self._detached or self._stopped:
             return
+        if self.instance.kv_store and self.instance.ready and self.is_alive:
+            self.run.add_event(SlotsKept(text=kv_store.save_slots(self.endpoint, Path(self.instance.kv_store))))
         send_to_guard(self.guard, b"stop\n")
         with contextlib.suppress(OSError):
             if self.guard.stdin:
@@ -333,6 +339,9 @@ def launch_engine(
         guard=guard.pid,
         guard_started=state.process_start_tick(guard.pid),
         started=time.time(),
+        kv_store=store_folder(prepared.deployment)
+        if prepared.deployment.engine.has_slots and recipe.tiers.disk_gib
+        else "",
     )
     session = EngineSession(prepared, run, state.save_instance(instance), guard, start=log_start, listener=listener)
     session.weights_bytes, session.disk_rate = on_disk

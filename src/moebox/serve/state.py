@@ -54,6 +54,7 @@ class Instance:
     started: float = 0.0
     ready: float = 0.0  # when it first answered a chat
     detached: bool = False
+    kv_store: str = ""  # folder in which its slots are saved before it is stopped
 
     @property
     def is_alive(self) -> bool:

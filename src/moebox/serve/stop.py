@@ -7,10 +7,12 @@ import signal
 import subprocess
 from pathlib import Path
 
-from moebox.core.engine_event import EngineStopped
+from moebox.core.endpoint import endpoint_from_url
+from moebox.core.engine_event import EngineStopped, SlotsKept
 from moebox.engines import LABEL
-from moebox.serve import state
+from moebox.serve import kv_store, state
 from moebox.serve.guard import STOP_SIGNALS
+from moebox.serve.keys import find_key
 from moebox.serve.state import wait_for
 from moebox.store import Run
 
@@ -18,8 +20,12 @@ MARGIN_S = 15.0  # beyond the waits of STOP_SIGNALS, for the guard to clean up
 
 
 def stop_instance(instance: state.Instance) -> list[str]:
-    """Stop an engine and remove its record. Return the signals that were needed."""
+    """Save the slots of an engine that keeps them, stop it, remove its record. Return the signals that were needed."""
     if instance.is_alive:
+        if instance.kv_store and instance.ready:
+            endpoint = endpoint_from_url(instance.base_url, "", key=find_key(instance.key_env, instance.base_url))
+            line = kv_store.save_slots(endpoint, Path(instance.kv_store))
+            Run(Path(instance.run)).add_event(SlotsKept(text=line))
         with contextlib.suppress(ProcessLookupError):
             os.kill(instance.guard, signal.SIGTERM)
         patience_s = sum(wait for _, wait in STOP_SIGNALS) + MARGIN_S

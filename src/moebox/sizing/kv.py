@@ -51,6 +51,11 @@ def token_bytes(model: Model, recipe: Recipe, layers: int | None = None) -> int:
     return round(total * (1.0 if layers is None else layers / model.layers))
 
 
+def tier_token_bytes(model: Model, recipe: Recipe) -> int:
+    """Bytes of one token of all ranks that hold it, as a tier in RAM or on disk keeps it."""
+    return max(token_bytes(model, recipe) * max(recipe.parallel.tp // recipe.parallel.dcp, 1), 1)
+
+
 def sequence_bytes(model: Model, recipe: Recipe) -> int:
     """Bytes of one sequence that do not grow with it: windows and recurrent states."""
     total = 0.0

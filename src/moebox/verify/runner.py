@@ -1,6 +1,7 @@
 """Runs the checks in order, keeps the evidence, and stops when later checks would be meaningless."""
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -58,16 +59,20 @@ def run_checks(
     on_check: OnCheck | None = None,
     on_progress: OnProgress | None = None,
     stall_limits: StallLimits = DEFAULT_LIMITS,
+    restart: Callable[[], None] | None = None,
 ) -> CheckResults:
     """Run all checks, `only` some, or those from `start` on.
 
     `run` keeps every exchange under verdicts/ and the results in verify.json; `on_check` is called after each check,
     `on_progress` at each request; `keep_going` goes on past a check that makes later ones meaningless.
-    A server that stands still (detect/stall.py) fails the present check and ends the run.
+    A server that stands still (detect/stall.py) fails the present check and ends the run. `restart` restarts the
+    server between the turns of conversations that come back.
     """
     checks, notify = select_checks(only, start), on_check or (lambda verdict: None)
-    with StallWatch(endpoint, stall_limits.for_prompts(options.context or 0)) as watch:
-        return run_to_end(_run_checks(endpoint, options, checks, keep_going, run, notify, on_progress, watch))
+    limits = stall_limits.for_prompts(options.context or 0)
+    limits = replace(limits, still_s=math.inf) if restart else limits  # a stopped engine is still
+    with StallWatch(endpoint, limits) as watch:
+        return run_to_end(_run_checks(endpoint, options, checks, keep_going, run, notify, on_progress, watch, restart))
 
 
 def select_checks(only: Sequence[str], start: str) -> list[Check]:
@@ -90,12 +95,14 @@ async def _run_checks(
     on_check: OnCheck,
     on_progress: OnProgress | None,
     watch: StallWatch,
+    restart: Callable[[], None] | None,
 ) -> CheckResults:
     began = time.monotonic()
     done: list[CheckVerdict] = []
     stopped = ""
     async with ExchangeClient(endpoint, deadline_s=options.deadline_s) as client:
         session = CheckSession(client, options)
+        session.restart = restart
         client.ends_at = session.ends_at
         meter = _ProgressMeter(session, checks, on_progress)
         watchers = [asyncio.create_task(session.stall_detector.watch_event_loop())]

@@ -104,6 +104,7 @@ class ServerSession:
         self.client = client
         self.endpoint: Endpoint = client.endpoint
         self.options = options
+        self.restart: Callable[[], None] | None = None  # of the server, between the turns of returning conversations
         self.rng = random.Random(options.seed)
         self.failures = FailureCounts()
         self.exchanges: list[HttpExchange] = []  # of the present probe

@@ -1,7 +1,9 @@
 """Command lines of the two llama.cpp servers: flags with the same meaning in both."""
 
+from moebox.core.deployment import Deployment
 from moebox.core.recipe import Recipe
 from moebox.engines.flags import Argument
+from moebox.engines.kv_store import store_folder
 
 FIELDS: dict[str, str] = {
     "--alias": "served_name",
@@ -43,6 +45,13 @@ def layer_arguments(recipe: Recipe) -> list[Argument]:
     if hybrid.split:
         out.append(("-ts", ",".join(map(str, hybrid.split))))
     return out + [("-ot", rule) for rule in placement_rules(recipe)]
+
+
+def tier_arguments(deployment: Deployment) -> list[Argument]:
+    """Return the prompt cache in RAM, and the folder in which slots are saved on request."""
+    tiers = deployment.recipe.tiers
+    out: list[Argument] = [("--cache-ram", str(int(tiers.ram_gib * 1024)))] if tiers.ram_gib else []
+    return [*out, ("--slot-save-path", store_folder(deployment))] if tiers.disk_gib else out
 
 
 def placement_rules(recipe: Recipe) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ def arguments(deployment: Deployment, *, node: LaunchNode | None = None, host: s
         file = checkpoint.file if checkpoint else ""
         out = [("--hf-repo", weights), *([("--hf-file", file)] if file else [])]
     out += field_arguments(recipe, ggml.FIELDS, known, host=host)
-    out += ggml.layer_arguments(recipe)
+    out += [*ggml.layer_arguments(recipe), *ggml.tier_arguments(deployment)]
     if recipe.kv != "auto":
         out.append(("-ctk", recipe.kv))  # MLA has one cache: only the type of K matters
     out += [(flag,) for flag in ggml.ALWAYS_ON]

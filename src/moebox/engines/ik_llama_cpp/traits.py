@@ -16,6 +16,7 @@ TRAITS = Traits(
     mla_modes=True,
     kv=("auto", "f16", "bf16", "q8_0", "q4_0"),
     kv_auto="f16",
+    kv_tiers="slots",
     runs_without_gpu=True,
     unsupported_generations=("cdna",),  # CPU and CUDA backends alone are kept up (README of the project)
     has_slots=True,

@@ -21,6 +21,7 @@ TRAITS = replace(
     hybrid_fields=frozenset({"threads", "pools", "gpu_experts"}),
     splits_layers=True,
     kv=("auto", "fp8", "bf16"),
+    kv_tiers="blocks",
     tool_parsers={**SGLANG.tool_parsers, **NO_TOOL_PARSER},
     reasoning_parsers={**SGLANG.reasoning_parsers, **NO_REASONING_PARSER, "nemotron_v3": "nano_v3"},
     draft_methods=(),

@@ -27,7 +27,7 @@ def arguments(deployment: Deployment, *, node: LaunchNode | None = None, host: s
             )
         ]
     out += field_arguments(recipe, ggml.FIELDS, known, host=host)
-    out += ggml.layer_arguments(recipe)
+    out += [*ggml.layer_arguments(recipe), *ggml.tier_arguments(deployment)]
     if recipe.kv != "auto":
         out += [("-ctk", recipe.kv), ("-ctv", recipe.kv)]  # MLA's one cache is read as both: they must be the same
     out += [(flag,) for flag in ggml.ALWAYS_ON]

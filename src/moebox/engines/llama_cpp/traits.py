@@ -13,6 +13,7 @@ TRAITS = Traits(
     ),
     kv=("auto", "f16", "bf16", "q8_0", "q4_0"),
     kv_auto="f16",
+    kv_tiers="slots",
     draft_methods=("eagle3", "mtp", "ngram"),
     runs_without_gpu=True,
     has_slots=True,

@@ -12,6 +12,7 @@ from moebox.engines.arguments import (
 )
 from moebox.engines.assemble import python_entry
 from moebox.engines.flags import Argument, flag_catalogue
+from moebox.engines.kv_store import GIB, store_folder
 
 FIELDS: dict[str, str] = {
     "--served-model-name": "served_name",
@@ -78,13 +79,28 @@ def base_arguments(deployment: Deployment, *, node: LaunchNode | None, host: str
     if not recipe.thinking:
         optional.append(("--default-chat-template-kwargs", thinking_off_json(deployment)))
     out += [argument for argument in optional if argument[0] in known.specs]  # a fork may have no such flag
-    out += draft_arguments(recipe)
+    out += [*draft_arguments(recipe), *tier_arguments(recipe)]
     out += [(flag,) for flag in ALWAYS_ON]
     if parallel.nodes > 1 or node.count is not None:
         omitted = ("--nnodes", "--host", "--port") if node.follows else ("--nnodes",)
         out = [argument for argument in out if argument[0] not in omitted]
         out += [("--nnodes", str(node.count or parallel.nodes)), ("--node-rank", str(node.rank))]
         out.append(("--dist-init-addr", f"{node.master}:{deployment.engine.rendezvous_port}"))
+    return out
+
+
+def tier_arguments(recipe: Recipe) -> list[Argument]:
+    """Return HiCache's flags; its size is in GB of each rank (memory_pool_host.py)."""
+    tiers = recipe.tiers
+    if not tiers.ram_gib:
+        return []
+    size = max(int(tiers.ram_gib * GIB / 1e9 / recipe.parallel.gpu_count), 1)
+    out: list[Argument] = [("--enable-hierarchical-cache",), ("--hicache-size", str(size))]
+    # Written at once and waited for: with the defaults a reboot found 3 % (support row sglang-hicache-file-hit-rate).
+    out.append(("--hicache-write-policy", "write_through"))
+    if tiers.disk_gib:
+        out += [("--hicache-storage-backend", "file"), ("--hicache-storage-prefetch-policy", "wait_complete")]
+        out += [("--hicache-mem-layout", "page_first_direct"), ("--hicache-io-backend", "direct")]
     return out
 
 
@@ -104,7 +120,13 @@ def environment(deployment: Deployment) -> dict[str, str]:
     """Variables to set: without SPEC_V2_ENV the model is loaded twice to draft by its own layers."""
     draft = deployment.recipe.speculate
     own_layers = draft is not None and _algorithm(draft) == OWN_LAYERS
-    return (SPEC_V2_ENV if own_layers else {}) | deployment.recipe.env
+    found, tiers = dict(SPEC_V2_ENV) if own_layers else {}, deployment.recipe.tiers
+    if tiers.disk_gib:
+        model, ranks = deployment.known_model, deployment.recipe.parallel.gpu_count
+        owners = 1 if model is not None and model.mla else ranks  # ranks of a latent cache share their files
+        found["SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"] = store_folder(deployment)
+        found["SGLANG_HICACHE_FILE_BACKEND_MAX_SIZE"] = str(int(tiers.disk_gib * GIB / owners))
+    return found | deployment.recipe.env
 
 
 def _algorithm(draft: Speculate) -> str:

@@ -14,6 +14,7 @@ from moebox.engines.refusals import (
 )
 from moebox.engines.sglang import argv, memory
 from moebox.engines.sglang.traits import TRAITS
+from moebox.units import format_gib
 
 # Dummy weights route every token to the same few experts; this routes evenly, as real routers do (environ.py).
 EVEN_ROUTING = {"SGLANG_SIMULATE_UNIFORM_EXPERTS": "1"}
@@ -93,6 +94,12 @@ class SglangEngine(Engine):
         recipe = deployment.recipe
         found = [*super().find_refusals(deployment), *weight_format_refusals(deployment)]
         found += bf16_cache_refusals(deployment)
+        if recipe.tiers.ram_gib and deployment.is_known and deployment.box:
+            held = max((device.kv for device in memory.memory_budget(deployment).devices), default=0)
+            if recipe.tiers.ram_gib * 2**30 / recipe.parallel.gpu_count <= held:
+                text = f"HiCache does not start with less RAM than a GPU has cache: {format_gib(held)} for each rank"
+                remedy = f"kv_tiers.ram_gib = {held * recipe.parallel.gpu_count // 2**30 + 1} or more"
+                found.append(plan_warning("fatal", text, remedy, "sglang memory_pool_host.py, 0.5.23"))
         if recipe.speculate and recipe.parallel.dcp > 1:
             text = "speculative decoding under DCP is not proven in SGLang"
             found.append(plan_warning("warning", text, "parallel.dcp = 1"))

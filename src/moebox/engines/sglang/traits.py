@@ -10,6 +10,11 @@ TRAITS = Traits(
     shards=frozenset({"tp", "pp", "dp", "ep", "dcp", "nodes"}),
     kv=("auto", "fp8", "bf16", "nvfp4"),
     kv_auto="bf16",
+    kv_tiers="blocks",
+    # http_server.py of 0.5.23; without the backup in RAM the weights would have to be loaded again by another call.
+    sleep_flags={"enable-memory-saver": True, "enable-weights-cpu-backup": True},
+    sleep_levels={"1": ("/release_memory_occupation",)},
+    resume_calls={"1": ("/resume_memory_occupation",)},
     draft_methods=("eagle3", "mtp", "ngram", "dflash", "dspark"),
     # Otherwise the draft gets the target's backend, and trtllm_mla takes no plain heads (start rules of 0.5.10-0.5.23).
     draft_flags={

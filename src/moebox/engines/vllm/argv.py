@@ -15,7 +15,8 @@ from moebox.engines.arguments import (
     vision_arguments,
 )
 from moebox.engines.assemble import python_entry
-from moebox.engines.flags import Argument, flag_catalogue
+from moebox.engines.flags import Argument, flag_catalogue, version_key, version_or_newest
+from moebox.engines.kv_store import GIB, store_folder
 from moebox.engines.vllm.traits import TRAITS
 
 # Loading and first compilation of a 600 GB checkpoint take longer than the 600 s that vLLM waits by default (envs.py).
@@ -63,7 +64,7 @@ def arguments(deployment: Deployment, *, node: LaunchNode | None = None, host: s
     out += vision_arguments(deployment, ("--mm-encoder-tp-mode", "data"))
     if not recipe.thinking:
         out.append(("--default-chat-template-kwargs", thinking_off_json(deployment)))
-    out += draft_arguments(recipe)
+    out += [*draft_arguments(recipe), *tier_arguments(deployment)]
     if recipe.parallel.nodes > 1 or node.count is not None:  # over several nodes by vLLM's own multiprocessing (no Ray)
         omitted = ("--nnodes", "--host", "--port") if node.follows else ("--nnodes",)
         out = [argument for argument in out if argument[0] not in omitted]
@@ -71,6 +72,36 @@ def arguments(deployment: Deployment, *, node: LaunchNode | None = None, host: s
         out += [("--master-addr", node.master), *([("--headless",)] if node.follows else [])]
     out = merge_arguments(out, flag_arguments(presets.recipe_preset(recipe).flags, known), known)
     return add_recipe_flags(out, recipe.flags, known)
+
+
+def tier_arguments(deployment: Deployment) -> list[Argument]:
+    """Return the connector of the KV tiers (docs/features/kv_offloading_usage.md of vLLM)."""
+    recipe, tiers = deployment.recipe, deployment.recipe.tiers
+    if not tiers.ram_gib:
+        return []
+    if tiers.connector == "native" and not tiers.disk_gib:  # in GiB, of all ranks together
+        return [("--kv-offloading-size", f"{tiers.ram_gib:g}"), ("--kv-offloading-backend", "native")]
+    config: dict[str, object] = {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}
+    if tiers.connector == "native":
+        kind = "fs" if version_key(version_or_newest(recipe)) >= version_key("0.23") else "fs_python"  # llm-d pull 1859
+        disk = {"type": kind, "root_dir": store_folder(deployment)}
+        extra = {"spec_name": "TieringOffloadingSpec", "cpu_bytes_to_use": int(tiers.ram_gib * GIB)}
+        config = {**config, "kv_connector": "OffloadingConnector"}
+        config["kv_connector_extra_config"] = {**extra, "secondary_tiers": [disk]}
+    return [("--kv-transfer-config", json.dumps(config, separators=(",", ":")))]
+
+
+def tier_environment(deployment: Deployment) -> dict[str, str]:
+    """Variables of the KV tiers: LMCache's sizes, which are those of one rank, and a seed that outlives a restart."""
+    tiers, ranks = deployment.recipe.tiers, deployment.recipe.parallel.gpu_count
+    if tiers.connector == "native" or not tiers.ram_gib:
+        return {"PYTHONHASHSEED": "0"} if tiers.disk_gib else {}
+    found = {"LMCACHE_CHUNK_SIZE": "256", "LMCACHE_LOCAL_CPU": "True"}
+    found["LMCACHE_MAX_LOCAL_CPU_SIZE"] = f"{tiers.ram_gib / ranks:g}"
+    if tiers.disk_gib:
+        found["LMCACHE_LOCAL_DISK"] = f"file://{store_folder(deployment)}/"
+        found["LMCACHE_MAX_LOCAL_DISK_SIZE"] = f"{tiers.disk_gib / ranks:g}"
+    return found
 
 
 def draft_arguments(recipe: Recipe) -> list[Argument]:
@@ -85,10 +116,11 @@ def draft_arguments(recipe: Recipe) -> list[Argument]:
 
 
 def environment(deployment: Deployment) -> dict[str, str]:
-    """Variables to set: a longer timeout for large models, the preset's and the recipe's."""
+    """Variables to set: a longer timeout for large models, the preset's, those of KV tiers and the recipe's."""
     recipe, model = deployment.recipe, deployment.known_model
     large = model is None or model.total_parameters > 100e9
-    return (READY_TIMEOUT if large else {}) | presets.recipe_preset(recipe).environment | recipe.env
+    own = (READY_TIMEOUT if large else {}) | presets.recipe_preset(recipe).environment
+    return own | tier_environment(deployment) | recipe.env
 
 
 def entry_command(recipe: Recipe) -> tuple[str, ...]:

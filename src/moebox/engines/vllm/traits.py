@@ -10,6 +10,16 @@ TRAITS = Traits(
     shards=frozenset({"tp", "pp", "dp", "ep", "dcp", "nodes"}),
     kv=("auto", "fp8", "bf16", "f16", "nvfp4"),
     kv_auto="bf16",
+    kv_tiers="blocks",
+    kv_connectors=("native", "lmcache"),
+    # docs/features/sleep_mode.md of vLLM; the routes exist only in its development mode.
+    sleep_flags={"enable-sleep-mode": True},
+    sleep_env={"VLLM_SERVER_DEV_MODE": "1"},
+    sleep_levels={"1": ("/sleep?level=1",), "2": ("/sleep?level=2",)},
+    resume_calls={
+        "1": ("/wake_up",),
+        "2": ("/wake_up?tags=weights", "/collective_rpc reload_weights", "/wake_up?tags=kv_cache"),
+    },
     proposes_dcp=True,
     packs_sparse_latent=True,
     draft_methods=("eagle3", "mtp", "ngram", "dflash", "dspark"),

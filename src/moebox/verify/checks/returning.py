@@ -93,6 +93,8 @@ async def probe_returning(session: CheckSession) -> str | ProbeWarning:
     before = session.failures.snapshot()
     # Each return has all other conversations before it, and asks for everything; after a failure come more returns.
     for number_of_round, questions in enumerate([(0, 1), *[(2, 0, 1)] * options.patience]):
+        if number_of_round == 1 and session.restart:
+            await asyncio.to_thread(session.restart)
         waiting = iter(range(count))
 
         async def converse(

@@ -1,0 +1,34 @@
+"""The folder and the identity of a KV store on disk: blocks of other engines, models or cache types never mix."""
+
+import hashlib
+import os
+import re
+from pathlib import PurePosixPath
+
+from moebox.core.deployment import Deployment
+from moebox.engines.flags import version_or_newest
+from moebox.sizing.kv import kv_type
+
+GIB = 2**30
+
+
+def store_identity(deployment: Deployment) -> dict[str, str]:
+    """What the bytes of a store depend on."""
+    recipe, checkpoint = deployment.recipe, deployment.known_checkpoint
+    return {
+        "engine": f"{recipe.engine} {version_or_newest(recipe)}",
+        "weights": deployment.weights_path + (f" {checkpoint.name}" if checkpoint and not checkpoint.path else ""),
+        "kv": kv_type(recipe),
+        "layout": " ".join(recipe.parallel.labels),  # ranks keep their own shares
+        "connector": recipe.tiers.connector,
+    }
+
+
+def store_folder(deployment: Deployment) -> str:
+    """The folder for this engine version, model, cache type and layout, under `kv_tiers.folder`."""
+    identity = store_identity(deployment)
+    weights = PurePosixPath(deployment.weights_path).name
+    words = (identity["engine"], weights, identity["kv"], identity["layout"])
+    digest = hashlib.sha256(repr(sorted(identity.items())).encode()).hexdigest()[:8]
+    name = "-".join(re.sub(r"[^A-Za-z0-9.]+", "-", word).strip("-.")[-48:] for word in words)
+    return str(PurePosixPath(os.path.expanduser(deployment.recipe.tiers.folder)) / f"{name}-{digest}")

@@ -1,0 +1,147 @@
+"""The KV store of an engine on disk: prepared before a start, slots of llama.cpp saved at the end and restored.
+
+FOLDER/moebox-store.json    what wrote the store, and the digest of each saved slot
+FOLDER/slot-N.bin           a saved slot; slot-N.part while it is written
+"""
+
+import hashlib
+import os
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from moebox import codec, files, http
+from moebox.core.deployment import Deployment
+from moebox.core.endpoint import Endpoint
+from moebox.engines.kv_store import GIB, store_folder, store_identity
+from moebox.errors import BadInput, ExternalError
+from moebox.loose import get_number
+from moebox.units import format_gib, plural
+
+RECORD = "moebox-store.json"
+SLOT_S = 600.0  # for one slot: tens of gigabytes on a slow disk
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreRecord:
+    """What a store was written by, and its slots: file name to digest."""
+
+    identity: dict[str, str]
+    slots: dict[str, str] = field(default_factory=dict)
+
+
+def prepare_store(deployment: Deployment) -> Path | None:
+    """Make or check the store of a recipe; None without one. Raise ExternalError if it cannot be used."""
+    tiers = deployment.recipe.tiers
+    if not tiers.disk_gib:
+        return None
+    folder, identity = Path(store_folder(deployment)), store_identity(deployment)
+    checkpoint = Path(deployment.weights_path).expanduser()
+    if checkpoint.exists():  # weights under the same path may be others by now
+        status = checkpoint.stat()
+        identity["bytes"] = f"{status.st_size} {status.st_mtime_ns}"
+    try:
+        files.make_private_folder(folder)
+        record = read_record(folder)
+        if record is None and any(folder.iterdir()):
+            raise ExternalError(f"{folder} holds files of another program", hint="empty it, or set kv_tiers.folder")
+        other = [name for name in identity if record and record.identity.get(name) != identity[name]]
+        if record and other:
+            found = ", ".join(f"{name} {record.identity.get(name, 'unknown')}" for name in other)
+            raise ExternalError(f"the KV store {folder} is of {found}", hint="remove it, or set kv_tiers.folder")
+        for part in folder.glob("*.part"):  # of a save that was killed
+            part.unlink()
+        used = trim_store(folder, int(tiers.disk_gib * GIB))
+        room = shutil.disk_usage(folder).free
+        if used + room < tiers.disk_gib * GIB:
+            text = (
+                f"kv_tiers.disk_gib: {tiers.disk_gib:g} GiB do not fit, {format_gib(used + room)} are free at {folder}"
+            )
+            raise ExternalError(text, hint=f"kv_tiers.disk_gib = {(used + room) // GIB}, or another kv_tiers.folder")
+        write_record(folder, record or StoreRecord(identity=identity))
+    except OSError as problem:
+        raise ExternalError(f"the KV store {folder} cannot be used: {problem.strerror}") from None
+    return folder
+
+
+def trim_store(folder: Path, most: int) -> int:
+    """Remove the oldest files beyond `most` bytes (vLLM's files have no limit). Return the bytes that are left."""
+    found = sorted((path.stat().st_mtime, path) for path in folder.rglob("*") if path.is_file() and path.name != RECORD)
+    used = sum(path.stat().st_size for _, path in found)
+    for _, path in found:
+        if used <= most:
+            break
+        used -= path.stat().st_size
+        path.unlink()
+    return used
+
+
+def read_record(folder: Path) -> StoreRecord | None:
+    """The record of a store; None if there is none or it is not readable."""
+    try:
+        return codec.decode(StoreRecord, codec.load_json(folder / RECORD), where=str(folder))
+    except BadInput:
+        return None
+
+
+def write_record(folder: Path, record: StoreRecord) -> None:
+    files.write_atomic(folder / RECORD, codec.to_json(record), mode=0o600, sync=True)
+
+
+def save_slots(endpoint: Endpoint, folder: Path) -> str:
+    """Save every slot of llama.cpp; a slot that cannot be saved keeps its older file. Return one line of what happened.
+
+    Each file is written under another name, and recorded with its digest before it is used.
+    """
+    record, saved, problem = read_record(folder), 0, ""
+    listed = http.get(f"{endpoint.server_url}/slots", headers=endpoint.headers, timeout_s=30.0)
+    count = len(listed.json()) if listed.ok else 0
+    for number in range(count if record else 0):
+        part = folder / f"slot-{number}.part"
+        reply = _ask_slot(endpoint, number, "save", part.name)
+        tokens, written = (
+            get_number(reply.json() if reply.ok else {}, "n_saved"),
+            part.stat().st_size if part.exists() else 0,
+        )
+        if not reply.ok or not written or not tokens:
+            part.unlink(missing_ok=True)
+            empty = reply.ok and not tokens
+            problem = problem or ("" if empty else f"slot {number} was not saved ({reply.error or 'nothing written'})")
+            continue
+        assert record
+        digest = _file_digest(part)
+        record = StoreRecord(identity=record.identity, slots={**record.slots, f"slot-{number}.bin": digest})
+        try:
+            os.replace(part, folder / f"slot-{number}.bin")
+            write_record(folder, record)
+            saved += 1
+        except OSError as failure:
+            problem = f"slot {number} was not saved ({failure.strerror})"
+    text = f"{saved} of {plural(count, 'slot')} saved in {folder}"
+    return f"{text}; {problem}" if problem else text
+
+
+def restore_slots(endpoint: Endpoint, folder: Path) -> str:
+    """Restore every slot whose file is as it was saved: llama.cpp is corrupted by one that it refuses (issue 27052)."""
+    record, restored, problem = read_record(folder), 0, ""
+    for name, digest in record.slots.items() if record else ():
+        if not (folder / name).is_file() or _file_digest(folder / name) != digest:
+            problem = f"{name} is not as it was saved and was left out"
+            continue
+        reply = _ask_slot(endpoint, int(name.removeprefix("slot-").removesuffix(".bin")), "restore", name)
+        restored += reply.ok
+        problem = problem if reply.ok else f"{name} was refused ({reply.error})"
+    if not record or not record.slots:
+        return ""
+    text = f"{restored} of {plural(len(record.slots), 'slot')} restored from {folder}"
+    return f"{text}; {problem}" if problem else text
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _ask_slot(endpoint: Endpoint, number: int, action: str, name: str) -> http.HttpReply:
+    url = f"{endpoint.server_url}/slots/{number}?action={action}"
+    return http.post_json(url, {"filename": name}, headers=endpoint.headers, timeout_s=SLOT_S)

@@ -1,0 +1,144 @@
+"""The KV store on disk: slots that survive a restart, and what a full disk, other weights or a kill leave behind."""
+
+import json
+import os
+import random
+import threading
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from moebox import files
+from moebox.checkpoint import deploy
+from moebox.core.deployment import Deployment
+from moebox.core.endpoint import endpoint_from_url
+from moebox.core.recipe import KvTiers
+from moebox.engines.kv_store import store_folder
+from moebox.errors import ExternalError
+from moebox.phantom.text_questions import haystack_questions
+from moebox.serve import kv_store, session
+from moebox.store import Run
+from tests.embedded import phantom_recipe
+from tests.verify.test_returning import ask_code
+
+RECORD = kv_store.RECORD
+
+
+def stored(folder: Path, **more: object) -> Deployment:
+    """The phantom with a store of a small part of a GiB."""
+    return deploy(phantom_recipe(kv_tiers=KvTiers(disk_gib=0.01, folder=str(folder)), context=640, **more))
+
+
+@pytest.mark.siege
+def test_a_conversation_survives_a_restart(tmp_path: Path):
+    """Saved when the engine stops, restored when it starts, answered from the cache; a changed file is left out."""
+    deployment, run = stored(tmp_path / "kv"), Run.create("slots", runs=tmp_path)
+    first, second = haystack_questions(random.Random(4), chars=500, depths=(0.4, 0.8))
+    with session.engine_session(deployment, run) as live:
+        assert ask_code(live.endpoint, first)[0]
+    with session.engine_session(deployment, run) as live:
+        good, cached = ask_code(live.endpoint, second)
+    events = [event.text for event in run.read_events() if event.kind == "engine.slots"]
+    slot = Path(store_folder(deployment)) / "slot-0.bin"
+    slot.write_bytes(slot.read_bytes()[:-8])
+    text = kv_store.restore_slots(endpoint_from_url("127.0.0.1:9", "m"), slot.parent)
+
+    assert (good, cached > 100) == (True, True)
+    assert [event.split(" in ")[0].split(" from ")[0] for event in events[:2]] == [
+        "1 of 1 slot saved",
+        "1 of 1 slot restored",
+    ]
+    assert "slot-0.bin is not as it was saved and was left out" in text
+
+
+def test_a_killed_save_leaves_the_older_file(tmp_path: Path):
+    """The part of a save that was killed is removed at the next start, and what was recorded stays."""
+    deployment = stored(tmp_path)
+    folder = kv_store.prepare_store(deployment)
+    assert folder
+    (folder / "slot-0.bin").write_bytes(b"old")
+    (folder / "slot-0.part").write_bytes(b"half of a new o")
+    kv_store.prepare_store(deployment)
+
+    assert sorted(path.name for path in folder.iterdir()) == [RECORD, "slot-0.bin"]
+    assert (folder / "slot-0.bin").read_bytes() == b"old"
+
+
+def test_a_store_of_other_weights_or_another_type_is_refused(tmp_path: Path):
+    """Weights under the same path may be others by now; a store that was moved here is another engine's."""
+    weights = tmp_path / "m.gguf"
+    weights.write_bytes(b"one")
+    deployment = stored(tmp_path / "kv")
+    deployment = replace(deployment, known_checkpoint=None, known_model=None)
+    deployment = deployment.with_recipe(replace(deployment.recipe, checkpoint=str(weights)))
+    folder = kv_store.prepare_store(deployment)
+    weights.write_bytes(b"others")
+    with pytest.raises(ExternalError, match="is of bytes"):
+        kv_store.prepare_store(deployment)
+    other = deployment.with_recipe(replace(deployment.recipe, kv="q8_0"))
+    assert folder
+    folder.rename(store_folder(other))
+    with pytest.raises(ExternalError, match="is of kv f16"):
+        kv_store.prepare_store(other)
+
+
+def test_a_store_that_is_too_large_for_its_disk_is_refused(tmp_path: Path):
+    """With the size that would fit."""
+    deployment = stored(tmp_path)
+    tiers = replace(deployment.recipe.tiers, disk_gib=2**23)
+    with pytest.raises(ExternalError, match="do not fit") as problem:
+        kv_store.prepare_store(deployment.with_recipe(replace(deployment.recipe, kv_tiers=tiers)))
+    assert "kv_tiers.disk_gib = " in (problem.value.hint or "")
+
+
+class FullDisk(BaseHTTPRequestHandler):
+    """llama.cpp's slots on a full disk: a part is written, and the save fails."""
+
+    folder = Path()
+
+    def do_GET(self) -> None:
+        self.answer(200, [{"id": 0}])
+
+    def do_POST(self) -> None:
+        name = json.loads(self.rfile.read(int(self.headers["content-length"])))["filename"]
+        (self.folder / name).write_bytes(b"a part")
+        self.answer(500, {"error": {"message": "No space left on device"}})
+
+    def answer(self, status: int, body: object) -> None:
+        raw = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("content-length", str(len(raw)))
+        self.end_headers()
+        self.wfile.write(raw)
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+def test_a_full_disk_during_a_save_keeps_what_was_there(tmp_path: Path):
+    """One line with the reason; the older slot stays and is still restored."""
+    folder = kv_store.prepare_store(stored(tmp_path))
+    assert folder
+    (folder / "slot-0.bin").write_bytes(b"old")
+    FullDisk.folder = folder
+    server = ThreadingHTTPServer(("127.0.0.1", 0), FullDisk)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    text = kv_store.save_slots(endpoint_from_url(f"127.0.0.1:{server.server_port}", "m"), folder)
+    server.shutdown()
+    server.server_close()
+
+    assert text.endswith("slot 0 was not saved (HTTP 500: No space left on device)")
+    assert sorted(path.name for path in folder.iterdir()) == [RECORD, "slot-0.bin"]
+
+
+def test_the_oldest_files_leave_a_store_that_has_grown(tmp_path: Path):
+    """vLLM's files have no limit of their own."""
+    for number in range(4):
+        path = tmp_path / "blocks" / f"{number}.bin"
+        files.write_atomic(path, b"x" * 100)
+        os.utime(path, (number, number))
+
+    assert kv_store.trim_store(tmp_path, 250) == 200
+    assert sorted(path.name for path in (tmp_path / "blocks").iterdir()) == ["2.bin", "3.bin"]
