@@ -40,6 +40,7 @@ ALLOWED = {
     ("flows/run.py", "habit"): "key in pipeline.json of old runs",
     ("tasks/result.py", "said"): "key of a stored task result",
     ("tasks/agent.py", "said"): "the same key",
+    ("engines/vllm/traits.py", "wake"): "a route of vLLM",
     ("doctor/box.py", "pinned"): "pinned memory, CUDA's word",
     ("doctor/rank_program.py", "pin"): "an argument of torch",
     ("render/cluster.py", "claim"): "PersistentVolumeClaim, Kubernetes' word",

@@ -16,7 +16,8 @@ import yaml
 
 from moebox.checkpoint import deploy
 from moebox.core.recipe import Recipe
-from moebox.flows.fleet_render import render_fleet
+from moebox.fleet.file import KeyLimits
+from moebox.fleet.models_file import ModelEntry, ModelsFile, llama_swap_config
 from moebox.render import render_files
 from moebox.serve.recipes import read_recipe
 from tests.serve import schemas as hand_written
@@ -103,13 +104,9 @@ def test_the_schema_of_the_quick_suite_is_no_laxer(policy: str) -> None:
     assert policy in template["restartPolicy"]["enum"]
 
 
-def test_llama_swaps_own_schema_takes_its_configuration(tmp_path: Path) -> None:
+def test_llama_swaps_own_schema_takes_its_configuration() -> None:
     schema = json.loads((FOLDER / "llama-swap.json").read_text())
-    path = tmp_path / "fleet.toml"
-    for members in (
-        '[[member]]\nname = "k26"\nrecipe = "kimi-k26-vllm"\ncount = 2\n',
-        '[[member]]\nname = "far"\nurl = "http://10.0.0.1:8000"\nmodel = "m"\nkey_env = "K"\n',
-    ):
-        path.write_text(f'name = "team"\n[router]\nkey_env = "K"\n{members}')
-        text = render_fleet(path, "router", kind="llama-swap")["llama-swap.yaml"]
-        assert not problem(schema, yaml.safe_load(text))
+    models = {name: ModelEntry(recipe="kimi-k26-vllm", ttl_s=600.0, preload=True) for name in ("a", "b")}
+    file = ModelsFile(models=models, users={"anna": KeyLimits(key_env="K")})
+    deployments = {name: deploy(read_recipe("kimi-k26-vllm")) for name in models}
+    assert not problem(schema, yaml.safe_load(llama_swap_config(file, deployments, [("a",), ("b",)])))

@@ -59,6 +59,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "calibrations import": ("moebox.cli.calibrations:import_", "Read one from a file."),
     "twin": ("moebox.cli.twin:twin", "Serve a simulation of a box you do not own, in real time."),
     "up": ("moebox.cli.up:up", "Start a recipe's engine and wait until it answers."),
+    "switch": ("moebox.cli.switch:switch", "Serve several models at one address, as many at a time as fit."),
     "ps": ("moebox.cli.ps:ps", "List the engines that moebox started."),
     "logs": ("moebox.cli.logs:logs", "Print or follow an engine's log."),
     "down": ("moebox.cli.ps:down", "Stop an engine and everything it started."),
@@ -98,7 +99,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Start here": ("run", "ui"),
     "Plan": ("plan", "forecast", "box", "models", "fetch", "twin", "rehearse", "calibrations"),
-    "Serve": ("doctor", "up", "ps", "logs", "down", "engines", "render", "connect", "watch", "fleet"),
+    "Serve": ("doctor", "up", "switch", "ps", "logs", "down", "engines", "render", "connect", "watch", "fleet"),
     "Prove": ("verify", "quality", "climb", "tune", "upgrade", "compare", "bench", "task"),
     "Show": ("runs", "report", "pack"),
 }

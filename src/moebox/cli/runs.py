@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from moebox import codec, files
-from moebox.cli.display import print_assessment
+from moebox.cli.display import make_table, print_assessment
 from moebox.cli.flags import AsJson, Switch
 from moebox.cli.output import confirm, print_json, print_lines, print_result, stdout_console
 from moebox.errors import ExternalError, refuse_if
@@ -23,12 +23,18 @@ if TYPE_CHECKING:
 WIDE = 100  # columns
 NARROW = 76  # columns: below, a run's name leaves no room for other columns
 SCREEN_ROWS = 20  # rows of the list on a terminal of 24 lines, beside the heading and the prompt
+USAGE_HEADS = {"user": "user", "requests": "requests", "refused": "refused", "prompt_tokens": "prompt tokens"}
+USAGE_HEADS |= {"cached_tokens": "cached", "output_tokens": "output tokens", "kwh": "kWh", "money": "cost"}
 MOST_WRONG = 4  # failed checks and problems of a run that are shown below its assessment
 LONGEST_ID = 44  # columns: names up to this are not broken, so that they can be copied
 LISTED = ("model", "engine", "box", "verdict", "output_tok_s", "ttft_ms", "failed", "simulation", "jobs", "solved")
 
 
-def runs(*, everything: Annotated[Switch, Parameter(name="--all")] = False, json: AsJson = False) -> int:
+def runs(
+    *,
+    everything: Annotated[Switch, Parameter(name="--all")] = False,
+    json: AsJson = False,
+) -> int:
     """List the runs, newest first.
 
     Args:
@@ -140,6 +146,7 @@ def show(
         "measurements": [load.raw for load in record.loads],
         "problems": record.problems,
         "missing": record.gaps,
+        "users": read_usage_file(found.path),
     }
     print_result(json, document, lambda: _print_run(found, record, everything=everything))
     return 0
@@ -162,6 +169,10 @@ def _print_run(run: Run, record: "RunRecord", *, everything: bool) -> None:
     out.print()
     for line in scaling_sentences(record):
         out.print(line, markup=False)
+    if users := read_usage_file(run.path):
+        heads = [name for name in USAGE_HEADS if any(name in row for row in users)]
+        cells = [tuple(str(row.get(name, "")) for name in heads) for row in users]
+        out.print(make_table([USAGE_HEADS[name] for name in heads], cells))
     rows = [(attempt.title, f"{attempt.outcome} {attempt.reason}".strip()) for attempt in record.attempts]
     rows += [(f"{check.verdict:<5} {check.name}", check.reason) for check in record.all_checks]
     rows += [("problem", f"{problem.title}. {problem.remedy}") for problem in record.problems]
@@ -178,6 +189,13 @@ def _print_run(run: Run, record: "RunRecord", *, everything: bool) -> None:
         out.print(table)
     if len(shown) < len(rows):
         out.print(f"{len(rows) - len(shown)} more: --all")
+
+
+def read_usage_file(folder: Path) -> list[Document]:
+    """Return what each user of `moebox switch` asked for, with energy and money as far as they are known."""
+    path = folder / "usage.json"
+    rows = codec.load_json(path) if path.is_file() else []
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
 
 def rm(*run: str, yes: Annotated[bool, Parameter(name=["--yes", "-y"], negative=())] = False) -> int:

@@ -84,12 +84,12 @@ def twin(
     return 0
 
 
-def bind_socket(port: int) -> socket.socket:
-    """Return a socket that listens on the loopback address."""
+def bind_socket(port: int, host: str = "127.0.0.1") -> socket.socket:
+    """Return a socket that listens, on the loopback address unless another is given."""
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listening.bind(("127.0.0.1", port))
+        listening.bind((host, port))
         listening.listen(2048)
     except OSError as problem:
         listening.close()

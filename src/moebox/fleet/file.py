@@ -31,10 +31,19 @@ from moebox.fleet.cost import Prices
 from moebox.fleet.route import POLICIES, Policy
 from moebox.fleet.users import UserWorkload
 
-RouterKind = Literal["sglang-router", "vllm-router", "litellm", "llama-swap"]
+RouterKind = Literal["sglang-router", "vllm-router", "litellm"]
 ROUTERS: tuple[RouterKind, ...] = get_args(RouterKind)
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?")  # used in Kubernetes names and file names
 FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyLimits:
+    """One user: the variable that holds the key, and a fair share."""
+
+    key_env: str
+    parallel: int = 4  # requests at a time
+    tokens_per_minute: int = 0  # prompt and output; 0: no limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +57,7 @@ class RouterSettings:
     python: str = ""  # virtual environment or interpreter with the router; "": on PATH
     key_env: str = ""  # variable with the key that clients must send; "": no key
     metrics_port: int = 0  # of the router's own metrics; 0: the port after `port`
+    users: dict[str, KeyLimits] = field(default_factory=dict)  # with keys of their own; litellm only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +101,7 @@ def read_fleet(path: Path) -> Fleet:
         raise UnknownName("routing policy", router.policy, POLICIES)
     for name, port in (("port", router.port), ("metrics_port", router.metrics_port)):
         refuse_out_of_range(f"{where}: router.{name}", port, 0, LAST_PORT)
+    check_users(f"{where}: router.users", router.users)
     for number, member in enumerate(fleet.member, 1):
         _check_member(f"{where}: member {member.name or number}", member)
     members = tuple(_expand_members(fleet.member))
@@ -106,6 +117,17 @@ def read_fleet(path: Path) -> Fleet:
         work.validate(f"{where}: workload {name}")
     fleet.prices.validate(where)
     return replace(fleet, member=members)
+
+
+def check_users(where: str, users: dict[str, KeyLimits]) -> None:
+    """Raise BadInput for users without a key, with the same one, or with a limit of nothing."""
+    for name, user in users.items():
+        refuse_if(not NAME.fullmatch(name), f"{where}.{name}: use lower-case letters, digits and dashes, 42 at most")
+        refuse_if(not user.key_env, f"{where}.{name}: name the variable that holds the key in key_env")
+        refuse_out_of_range(f"{where}.{name}.parallel", user.parallel, 1, 1024)
+        refuse_if(user.tokens_per_minute < 0, f"{where}.{name}.tokens_per_minute is not negative")
+    twice = next((name for name, times in Counter(user.key_env for user in users.values()).items() if times > 1), "")
+    refuse_if(twice, f"{where}: two users have the key in {twice}", hint="each user has a key of its own")
 
 
 def recipe_path(fleet_file: Path, member: Member) -> str:

@@ -2,7 +2,6 @@
 
 import shlex
 
-from moebox.errors import Unsupported
 from moebox.fleet.file import RouterSettings
 from moebox.fleet.routers import RouterStart, metrics_port, router_traits
 from moebox.loose import Document
@@ -12,9 +11,6 @@ DRAIN_S = 180  # for replies in flight when the router stops
 
 def router_manifests(name: str, settings: RouterSettings, started: RouterStart) -> list[Document]:
     """ConfigMap (if the router reads a file), Deployment and Service of the router."""
-    known = router_traits()[settings.kind]
-    if not known.package:
-        raise Unsupported(f"{settings.kind} starts its members itself and is not rendered for Kubernetes")
     labels = {"app": name}
     documents: list[Document] = []
     if started.files:

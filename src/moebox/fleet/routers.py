@@ -1,6 +1,7 @@
 """Existing routers: how each is started, and its configuration."""
 
 import functools
+import json
 import shlex
 from dataclasses import dataclass, field
 
@@ -10,12 +11,13 @@ from moebox.core import catalogue
 from moebox.errors import BadInput, Unsupported, refuse_if
 from moebox.fleet.file import RouterKind, RouterSettings
 from moebox.fleet.route import BALANCE_ABSOLUTE, BALANCE_RELATIVE, Policy
-from moebox.loose import Document
+from moebox.loose import Document, get_object
 
 # A dead member is detected at once by failing requests; these are for an idle one, and for one that is back.
 HEALTH_S = 2
 FAILURES, SUCCESSES = 2, 1
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+DATABASE = "DATABASE_URL"  # PostgreSQL, without which LiteLLM keeps no keys (docs.litellm.ai, virtual keys)
 STARTUP_S = 7200  # a first start loads hundreds of gigabytes and compiles
 
 
@@ -28,7 +30,6 @@ class RouterTraits:
     tested: str
     versions: tuple[str, ...]
     policies: dict[Policy, str]
-    balances: bool
     anthropic: bool  # supports /v1/messages
     health: str
     session_header: str = ""  # with which a client must name its conversation
@@ -44,7 +45,6 @@ class RouterMember:
     name: str
     root: str  # http://host:port, without /v1
     key_env: str = ""
-    command: tuple[str, ...] = ()  # with which llama-swap starts it
     health: str = "/health"
     weight: float = 1.0
 
@@ -72,10 +72,10 @@ def router_start(
 ) -> RouterStart:
     """How to start this router in front of these members."""
     refuse_if(not members, "a fleet without members has nothing to route to", hint="[[member]] in the fleet file")
+    hint = 'kind = "litellm", or `moebox switch` for one machine'
+    refuse_if(router.users and router.kind != "litellm", f"{router.kind} has no keys of users", hint=hint)
     if router.kind == "litellm":
         return _litellm_start(router, model, members, host or router.host)
-    if router.kind == "llama-swap":
-        return _llama_swap_start(router, model, members, host or router.host)
     return _sglang_start(router, members, host or router.host)
 
 
@@ -137,52 +137,48 @@ def _litellm_start(router: RouterSettings, model: str, targets: tuple[RouterMemb
             f"router.key_env: LiteLLM does not start without a key, and at {host} others could use it",
             hint='e.g. key_env = "TEAM_KEY" under [router], and the key in that variable',
         )
+    files = {}
+    if router.users:
+        refuse_if(not router.key_env, "router.users needs router.key_env: the key that makes the others")
+        config["general_settings"] = {
+            **get_object(config, "general_settings"),
+            "database_url": f"os.environ/{DATABASE}",
+        }
+        files["keys.sh"] = litellm_keys(router, model, host)
     # `python -m litellm` does not exist: its console script is this function.
     run = "import sys; from litellm import run_server; sys.exit(run_server())"
     return RouterStart(
         argv=("-c", run, "--config", "litellm.yaml", "--host", host, "--port", str(router.port)),
-        files={"litellm.yaml": yaml.dump_yaml(config)},
+        files={"litellm.yaml": yaml.dump_yaml(config), **files},
         # Otherwise every start fetches a price list from GitHub, and waits if that cannot be reached.
         env={"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
-        key_envs=_key_envs(router, targets),
+        key_envs=tuple(sorted({*_key_envs(router, targets), *({DATABASE} if router.users else ())})),
     )
+
+
+def litellm_keys(router: RouterSettings, model: str, host: str) -> str:
+    """A script that gives each user a key with its limits; LiteLLM keeps them in its database, and counts by key."""
+    lines = [
+        "#!/usr/bin/env bash",
+        "# Run once while the router is up; spend and tokens by key: /key/list, /spend/keys.",
+    ]
+    lines += ["set -euo pipefail", *(f': "${{{user.key_env}:?holds a key}}"' for user in router.users.values())]
+    for name, user in router.users.items():
+        body: Document = {"key": f"${user.key_env}", "key_alias": name, "user_id": name, "models": [model]}
+        body["max_parallel_requests"] = user.parallel
+        body |= {"tpm_limit": user.tokens_per_minute} if user.tokens_per_minute else {}
+        text = json.dumps(body).replace('"', '\\"')
+        url = f"http://{host}:{router.port}/key/generate"
+        lines.append(
+            f'curl -fsS {url} -H "Authorization: Bearer ${router.key_env}" -H "Content-Type: application/json" \\'
+        )
+        lines.append(f'  -d "{text}" > /dev/null && echo {name}')
+    return "\n".join(lines) + "\n"
 
 
 def _key_envs(router: RouterSettings, targets: tuple[RouterMember, ...]) -> tuple[str, ...]:
     """The variables with the keys of the router and its members."""
     return tuple(sorted({router.key_env, *(target.key_env for target in targets)} - {""}))
-
-
-def _llama_swap_start(router: RouterSettings, model: str, targets: tuple[RouterMember, ...], host: str) -> RouterStart:
-    """One entry per member; the first also has the model's own name."""
-    own = [target for target in targets if target.command]
-    away = [target for target in targets if not target.command]
-    if idle := away if own else away[1:]:  # it swaps what it starts, or passes on to one peer
-        names = ", ".join(target.name for target in idle)
-        raise Unsupported(
-            f"llama-swap does not balance: {names} would never get a request",
-            hint="it starts recipes of one machine and swaps them; sglang-router, vllm-router and litellm balance",
-        )
-    models: Document = {}
-    for target in own:
-        models[f"{model}@{target.name}"] = {
-            "cmd": shlex.join(target.command),
-            "proxy": target.root,
-            "checkEndpoint": target.health,
-            "useModelName": model,
-            **({"aliases": [model]} if target is own[0] else {}),
-        }
-    config: Document = {"healthCheckTimeout": STARTUP_S, "models": models}
-    for target in away:  # one at most: more peers of one model name would hide each other
-        key = {"apiKey": f"${{env.{target.key_env}}}"} if target.key_env else {}
-        config["peers"] = {target.name: {"proxy": target.root, "models": [model], **key}}
-    if router.key_env:
-        config["apiKeys"] = [f"${{env.{router.key_env}}}"]
-    return RouterStart(
-        argv=("llama-swap", "--config", "llama-swap.yaml", "--listen", f"{host}:{router.port}"),
-        files={"llama-swap.yaml": yaml.dump_yaml(config)},
-        key_envs=_key_envs(router, targets),
-    )
 
 
 def router_script(router: RouterSettings, started: RouterStart, *, title: str) -> str:
@@ -197,22 +193,15 @@ def router_script(router: RouterSettings, started: RouterStart, *, title: str) -
         *(f': "${{{name}:?holds a key}}"' for name in started.key_envs),
         *(f"export {name}={shlex.quote(value)}" for name, value in started.env.items()),
     ]
-    if known.package:
-        lines.append(f"# pip install '{known.package}=={known.tested}'")
-        lines.append('PYTHON="${PYTHON:-python3}"')
-        lines.append("exec " + " ".join(['"$PYTHON"', *(shlex.quote(word) for word in started.argv)]))
-    else:
-        lines.append("exec " + shlex.join(started.argv))
+    lines.append(f"# pip install '{known.package}=={known.tested}'")
+    lines.append('PYTHON="${PYTHON:-python3}"')
+    lines.append("exec " + " ".join(['"$PYTHON"', *(shlex.quote(word) for word in started.argv)]))
     return "\n".join(lines) + "\n"
 
 
 def compose_service(router: RouterSettings, started: RouterStart, after: list[str]) -> Document:
     """The router as a Compose service on the host network, where members publish their ports."""
     known = router_traits()[router.kind]
-    if not known.package:
-        raise Unsupported(
-            f"{router.kind} starts its members itself and is not rendered for Compose", hint="--as script"
-        )
     install = f"pip install --quiet --no-cache-dir '{known.package}=={known.tested}'"
     service: Document = {
         "image": "python:3.12-slim",

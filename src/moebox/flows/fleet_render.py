@@ -9,7 +9,6 @@ from moebox import yaml_text as yaml
 from moebox.checkpoint import deploy
 from moebox.core.recipe import Recipe
 from moebox.data import FOLDER
-from moebox.engines import build_launch
 from moebox.errors import BadInput
 from moebox.fleet import k8s, routers
 from moebox.fleet.file import Fleet, RouterKind, read_fleet, recipe_path, served_name
@@ -89,13 +88,11 @@ def _router_members(fleet: Fleet, recipes: dict[str, Recipe], *, host: str = "")
             )
             continue
         where = host.format(name=member.name) if host else recipe.listen.host
-        own = fleet.router.kind == "llama-swap"
         members.append(
             routers.RouterMember(
                 name=member.name,
                 root=f"http://{where}:{recipe.listen.port}",
                 key_env=recipe.listen.key_env,
-                command=build_launch(deploy(recipe)).argv if own else (),
                 weight=member.weight,
             )
         )
@@ -117,8 +114,6 @@ def _render_kubernetes(fleet: Fleet, recipes: dict[str, Recipe], model: str, wri
 def _slurm_script(fleet: Fleet, recipes: dict[str, Recipe], start: routers.RouterStart, written: str) -> str:
     """A script that submits every member, waits until each answers, and runs the router. Its end cancels the jobs."""
     known = routers.router_traits()[fleet.router.kind]
-    if not known.balances:
-        raise BadInput(f"{fleet.router.kind} starts its members itself and is not rendered for Slurm")
     lines = [
         "#!/usr/bin/env bash",
         written,

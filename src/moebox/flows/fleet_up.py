@@ -57,13 +57,8 @@ class RunningFleet:
 
 
 def find_router_program(router: RouterSettings) -> str:
-    """The program or Python that runs the router. Raise ExternalError if it is missing or untested."""
+    """The Python that runs the router. Raise ExternalError if it is missing or untested."""
     known = routers.router_traits()[router.kind]
-    if not known.package:  # a program on PATH
-        program = shutil.which(router.kind)
-        if program is None:
-            raise ExternalError(f"{router.kind} is not installed here", hint=f"put {router.kind} on PATH")
-        return program
     install = f"pip install '{known.package}=={known.tested}'"
     hint = f"{install}, and name that environment in router.python"
     missing = ExternalError(f"{router.kind} is not installed here", hint=hint)

@@ -191,7 +191,14 @@ def member_loss_lines(loss: "MemberLoss | None") -> list[str]:
     return lines
 
 
-def bench(name: str = "", /, *, members: str = "", settings: Settings = None, json: AsJson = False) -> int:
+def bench(
+    name: str = "",
+    /,
+    *,
+    members: str = "",
+    settings: Settings = None,
+    json: AsJson = False,
+) -> int:
     """Measure how throughput grows with members, and the overhead of the router.
 
     Args:
@@ -258,7 +265,7 @@ def render(
     Args:
         file: The fleet file.
         file_format: What to write: the router alone, Compose, Kubernetes (a kustomize base) or Slurm.
-        router: Another router than the file's: sglang-router, vllm-router, litellm or llama-swap.
+        router: Another router than the file's: sglang-router, vllm-router or litellm.
         output: A folder to write them to. Default: print them.
         force: Write it although a member does not fit its box.
         json: Print the files as one JSON document.

@@ -1,0 +1,282 @@
+"""The one address of several models: requests to the engine of their model, with key, limit and count of each user."""
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+
+import httpx2
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from moebox.core.endpoint import Endpoint
+from moebox.errors import refuse_if
+from moebox.flows.model_switch import ModelBusy, ModelSwitch
+from moebox.loose import Document, Json, get_number, get_object
+from moebox.serve.power import read_joules
+
+MAX_BODY_BYTES = 64 * 2**20
+MINUTE = 60.0
+KEPT_S = 5.0  # between two writes of usage.json
+BLOCK_CHARS = 2048  # of a trace: 512 tokens of English text, as Mooncake's traces have them
+TOKEN_NAMES = (("prompt_tokens", "input_tokens"), ("completion_tokens", "output_tokens"))  # OpenAI's, Anthropic's
+PASSED_HEADERS = ("content-type", "retry-after", "x-request-id")
+
+
+@dataclass(slots=True, kw_only=True)
+class UserUsage:
+    """What one user asked for."""
+
+    requests: int = 0
+    refused: int = 0  # by the user's own limits
+    prompt_tokens: int = 0
+    cached_tokens: int = 0  # of the prompt tokens
+    output_tokens: int = 0
+    seconds: float = 0.0  # of all requests together
+    open: int = 0
+    recent: "deque[tuple[float, int]]" = field(default_factory=deque)  # (when, tokens) of the last minute
+
+
+class ModelProxy:
+    """Counts, limits and passes on."""
+
+    def __init__(self, switch: ModelSwitch) -> None:
+        self.switch, self.file = switch, switch.file
+        self.keys: dict[str, str] = {}
+        for name, user in self.file.users.items():
+            key = os.environ.get(user.key_env, "")
+            hint = f"export {user.key_env}=…"
+            refuse_if(not key, f"users.{name}: the environment variable {user.key_env} holds no key", hint=hint)
+            refuse_if(key in self.keys, f"users.{name}: has the key of users.{self.keys.get(key)}")
+            self.keys[key] = name
+        self.usage: dict[str, UserUsage] = {name: UserUsage() for name in self.file.users or ("everyone",)}
+        self.client = httpx2.AsyncClient(timeout=httpx2.Timeout(None, connect=10.0), trust_env=False)
+        gpus = {int(name[3:]) for need in switch.needs.values() for name in need.awake or () if name.startswith("gpu")}
+        self.gpus = tuple(sorted(gpus))
+        self.first_joules = read_joules(self.gpus) if self.gpus else None
+        self.salt = secrets.token_bytes(16)  # of this run: blocks of two runs cannot be compared
+        self.began, self.written_at = time.time(), 0.0
+
+    def build_app(self) -> Starlette:
+        """Return the application; engines are stopped when it ends."""
+
+        @contextlib.asynccontextmanager
+        async def lifespan(_: Starlette) -> AsyncIterator[None]:
+            watch = asyncio.create_task(self.switch.keep_watch())
+            try:
+                yield
+            finally:
+                watch.cancel()
+                await self.client.aclose()
+                await asyncio.to_thread(self.switch.stop_engines)
+                self.write_usage()
+
+        routes = [
+            Route("/health", lambda _: Response()),
+            Route("/v1/models", self.list_models),
+            Route("/{path:path}", self.pass_on, methods=["POST"]),
+        ]
+        return Starlette(routes=routes, lifespan=lifespan)
+
+    def find_user(self, request: Request) -> str | None:
+        """Return the user whose key a request has, or None."""
+        if not self.keys:
+            return "everyone"
+        given = request.headers.get("authorization", "").removeprefix("Bearer ") or request.headers.get("x-api-key", "")
+        matches = [name for key, name in self.keys.items() if hmac.compare_digest(key.encode(), given.encode())]
+        return next(iter(matches), None)
+
+    async def list_models(self, request: Request) -> Response:
+        if self.find_user(request) is None:
+            return error_reply(401, "the key is missing or wrong")
+        rows = [
+            {"id": name, "object": "model", "owned_by": "moebox", "state": slot.state}
+            for name, slot in self.switch.slots.items()
+        ]
+        return JSONResponse({"object": "list", "data": rows})
+
+    async def pass_on(self, request: Request) -> Response:
+        """Pass a request to the engine of its model, which stays up until the last byte of the reply."""
+        user = self.find_user(request)
+        if user is None:
+            return error_reply(401, "the key is missing or wrong")
+        raw = await request.body()
+        try:
+            body = json.loads(raw) if len(raw) <= MAX_BODY_BYTES else None
+        except (ValueError, RecursionError):
+            body = None
+        if not isinstance(body, dict):
+            return error_reply(400, "the body must be a JSON object of at most 64 MiB")
+        name = str(body.get("model", ""))
+        if name not in self.switch.slots:
+            return error_reply(404, f"the model {name!r} does not exist; there are {', '.join(self.switch.slots)}")
+        if (wait_s := self.limit_wait(user)) > 0:
+            self.usage[user].refused += 1
+            return error_reply(429, f"{user} has reached the limit of its key", retry_s=wait_s)
+        stack = contextlib.AsyncExitStack()
+        try:
+            stack.enter_context(self.count_open(user))
+            slot = await stack.enter_async_context(self.switch.hold_model(name))
+            assert slot.session
+            return await self.forward_request(request, body, user, slot.session.endpoint, stack)
+        except ModelBusy as problem:
+            await stack.aclose()
+            return error_reply(503, str(problem), retry_s=problem.retry_s)
+        except httpx2.HTTPError as problem:
+            await stack.aclose()
+            return error_reply(503, f"{name} ended while it was asked: {type(problem).__name__}", retry_s=1.0)
+        except BaseException:
+            await stack.aclose()
+            raise
+
+    @contextlib.contextmanager
+    def count_open(self, user: str) -> Iterator[None]:
+        """Count a request as open for the length of the block, and its seconds."""
+        usage, began = self.usage[user], time.monotonic()
+        usage.open += 1
+        try:
+            yield
+        finally:
+            usage.open -= 1
+            usage.requests += 1
+            usage.seconds += time.monotonic() - began
+
+    async def forward_request(
+        self, request: Request, body: Json, user: str, endpoint: Endpoint, stack: contextlib.AsyncExitStack
+    ) -> Response:
+        """Send a request on; `stack` is closed after the last byte of its reply."""
+        body = {**body, "model": endpoint.model}
+        added = bool(body.get("stream")) and not get_object(body, "stream_options").get("include_usage")
+        if added and "completions" in request.url.path:
+            body["stream_options"] = {**get_object(body, "stream_options"), "include_usage": True}
+        headers = {"content-type": "application/json", **endpoint.headers}
+        url = f"{endpoint.server_url}{request.url.path}"
+        upstream = self.client.build_request("POST", url, content=json.dumps(body), headers=headers)
+        began = time.time()
+        reply = await self.client.send(upstream, stream=True)
+        stack.push_async_callback(reply.aclose)
+        kept = {key: value for key, value in reply.headers.items() if key in PASSED_HEADERS}
+        is_stream = "event-stream" in reply.headers.get("content-type", "")
+
+        async def pass_chunks() -> AsyncIterator[bytes]:
+            tail = b""
+            try:
+                async for chunk in reply.aiter_bytes():
+                    tail += chunk
+                    if not is_stream:
+                        yield chunk
+                        continue
+                    *events, tail = tail.split(b"\n\n")
+                    for event in events:
+                        found = read_usage(event.rpartition(b"data: ")[2])
+                        if found:
+                            self.count_tokens(user, found, body, began)
+                        if not (found and added and b'"choices":[]' in event.replace(b" ", b"")):
+                            yield event + b"\n\n"
+                if is_stream and tail:
+                    yield tail
+                elif not is_stream:
+                    self.count_tokens(user, read_usage(tail), body, began)
+            finally:
+                await stack.aclose()
+
+        return StreamingResponse(pass_chunks(), status_code=reply.status_code, headers=kept)
+
+    def count_tokens(self, user: str, found: Json, body: Json, began: float) -> None:
+        """Add a reply's own counts; a reply without them counts as none."""
+        usage = self.usage[user]
+        prompt, output = (int(get_number(found, *names) or 0) for names in TOKEN_NAMES)
+        usage.prompt_tokens += prompt
+        usage.output_tokens += output
+        usage.cached_tokens += int(get_number(found, "prompt_tokens_details.cached_tokens") or 0)
+        usage.recent.append((time.monotonic(), prompt + output))
+        if time.monotonic() - self.written_at > KEPT_S:
+            self.write_usage()
+        if self.file.keep_traces and prompt and output:
+            row: Document = {
+                "timestamp": round((began - self.began) * 1e3),
+                "input_length": prompt,
+                "output_length": output,
+            }
+            row["hash_ids"] = block_ids(body, self.salt)
+            with open(self.switch.run.path / "traces.jsonl", "a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+
+    def limit_wait(self, user: str) -> float:
+        """Seconds until the user may send again; 0 if now."""
+        limits, usage = self.file.users.get(user), self.usage[user]
+        if limits is None:
+            return 0.0
+        if usage.open >= limits.parallel:
+            return 1.0
+        while usage.recent and time.monotonic() - usage.recent[0][0] > MINUTE:
+            usage.recent.popleft()
+        over = limits.tokens_per_minute and sum(tokens for _, tokens in usage.recent) >= limits.tokens_per_minute
+        return max(usage.recent[0][0] + MINUTE - time.monotonic(), 1.0) if over else 0.0
+
+    def write_usage(self) -> None:
+        """Write what each user asked for, with its energy and price, to usage.json of the run."""
+        self.written_at = time.monotonic()
+        now = read_joules(self.gpus) if self.first_joules is not None else None
+        joules = now - self.first_joules if now is not None and self.first_joules is not None else None
+        rows = usage_rows(self.usage, self.file.prices, time.time() - self.began, joules)
+        self.switch.run.write_json("usage.json", rows)
+
+
+def usage_rows(
+    usage: Mapping[str, UserUsage], prices: Mapping[str, float], seconds: float, joules: float | None
+) -> list[Document]:
+    """Rows by user: tokens, energy and money. Energy of the GPUs and hours of the box are shared by request seconds.
+
+    Idle time is thus paid by those who asked. Without counters there is no energy.
+    """
+    busy = sum(each.seconds for each in usage.values())
+    rows: list[Document] = []
+    for name, each in usage.items():
+        row: Document = {"user": name, **asdict(each)}
+        del row["recent"], row["open"]
+        share = each.seconds / busy if busy else 0.0
+        if joules is not None:
+            row["kwh"] = round(joules / 3.6e6 * share, 6)
+        if prices:
+            money = prices.get("hour", 0.0) * seconds / 3600 + prices.get("kwh", 0.0) * (joules or 0.0) / 3.6e6
+            row["money"] = round(money * share, 6)
+        rows.append(row)
+    return rows
+
+
+def read_usage(raw: bytes) -> Json:
+    """The usage of a reply or of an event of a stream; empty if it has none."""
+    if b'"usage"' not in raw:
+        return {}
+    try:
+        document = json.loads(raw)
+    except ValueError:
+        return {}
+    begins = get_object(document, "message") if isinstance(document, dict) else {}  # Anthropic's first event
+    return {"input_tokens": get_number(begins, "usage.input_tokens")} if begins else get_object(document, "usage")
+
+
+def block_ids(body: Json, salt: bytes) -> list[int]:
+    """Numbers of a prompt's blocks: equal beginnings have equal numbers, and no text can be read from them."""
+    text = json.dumps([body.get("tools"), body.get("messages") or body.get("prompt")], sort_keys=True)
+    chain, found = hashlib.sha256(salt), []
+    for start in range(0, len(text), BLOCK_CHARS):
+        chain.update(text[start : start + BLOCK_CHARS].encode())
+        found.append(int.from_bytes(chain.digest()[:6], "big"))
+    return found
+
+
+def error_reply(status: int, text: str, *, retry_s: float = 0.0) -> JSONResponse:
+    """Return an error in OpenAI's format."""
+    headers = {"Retry-After": str(max(1, round(retry_s)))} if retry_s else {}
+    return JSONResponse({"error": {"message": text, "code": status}}, status_code=status, headers=headers)

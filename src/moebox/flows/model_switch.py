@@ -1,0 +1,268 @@
+"""Several models behind one address: start, put away and resume engines as requests ask for them.
+
+A model is put away only when none of its requests is open, and a request is passed on only to the engine of its own
+model while that engine cannot be put away. So a client waits, or gets 503 with Retry-After, and never another model.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from moebox import http
+from moebox.core.deployment import Deployment
+from moebox.core.engine_event import ModelSwapped
+from moebox.errors import ExternalError, MoeboxError, refuse_if
+from moebox.fleet.models_file import (
+    ModelNeeds,
+    ModelsFile,
+    device_room,
+    fit_together,
+    model_needs,
+    plan_sleep,
+)
+from moebox.loose import get_objects
+from moebox.planner.kv_tiers import RATE_RANGE
+from moebox.serve.session import EngineSession, launch_engine, prepare_launch
+from moebox.store import Run
+from moebox.store.durations import last_duration, remember_duration
+from moebox.units import format_seconds
+
+CALL_S = 600.0  # for an engine to sleep or resume: weights of a terabyte from a slow disk
+LOOK_S = 1.0
+
+
+class ModelBusy(Exception):
+    """The model cannot serve now; try again after `retry_s`."""
+
+    def __init__(self, text: str, retry_s: float) -> None:
+        super().__init__(text)
+        self.retry_s = retry_s
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ModelSlot:
+    """One model and its engine."""
+
+    name: str
+    deployment: Deployment
+    needs: ModelNeeds
+    state: str = "down"  # down, up or asleep
+    session: EngineSession | None = None
+    leaving: bool = False  # it gets no new request until it was put away
+    open_requests: int = 0
+    used_at: float = 0.0
+    waiting: "list[asyncio.Future[None]]" = field(default_factory=list)
+    swap: "asyncio.Task[None] | None" = None
+
+    @property
+    def duration_key(self) -> str:
+        """The name under which its durations are remembered."""
+        recipe = self.deployment.recipe
+        return f"{recipe.engine} {recipe.checkpoint} {recipe.runtime.kind}"
+
+
+def sleep_deployment(deployment: Deployment, needs: ModelNeeds) -> Deployment:
+    """The deployment on a free port of this machine, with the flags that an engine needs to sleep, if it is to."""
+    traits, recipe = deployment.engine, deployment.recipe
+    recipe = replace(recipe, listen=replace(recipe.listen, host="127.0.0.1", port=0))
+    if needs.sleep == "no":
+        return deployment.with_recipe(recipe)
+    flags, env = {**traits.sleep_flags, **recipe.flags}, {**traits.sleep_env, **recipe.env}
+    return deployment.with_recipe(replace(recipe, flags=flags, env=env))
+
+
+def plan_models(
+    file: ModelsFile, deployments: Mapping[str, Deployment]
+) -> tuple[dict[str, ModelNeeds], dict[str, int]]:
+    """Return what each model needs with its way to be put away, and the room on each device.
+
+    Raise BadInput if a model does not even fit alone.
+    """
+    room = device_room(list(deployments.values()))
+    needs = {name: model_needs(deployment, file.models[name]) for name, deployment in deployments.items()}
+    plan_sleep(needs, file.models, room)
+    for name in needs:
+        alone = fit_together({name: needs[name]}, [name], room)
+        refuse_if(not alone, f"models.{name}: it does not fit on this box, even alone")
+        together = fit_together(needs, [name], room)
+        hint = 'sleep = "no" for some of them'
+        refuse_if(not together, f"models.{name}: it does not fit while the others sleep", hint=hint)
+    return needs, room
+
+
+class ModelSwitch:
+    """The engines of a models file. `report` gets a line for each swap."""
+
+    def __init__(
+        self, file: ModelsFile, deployments: Mapping[str, Deployment], run: Run, *, report: Callable[[str], None]
+    ) -> None:
+        self.file, self.run, self.report = file, run, report
+        self.needs, self.room = plan_models(file, deployments)
+        self.slots: dict[str, ModelSlot] = {}
+        for name, deployment in deployments.items():
+            need = self.needs[name]
+            self.slots[name] = ModelSlot(name=name, deployment=sleep_deployment(deployment, need), needs=need)
+        self.lock = asyncio.Lock()  # of swaps
+        self.changed = asyncio.Event()  # a request ended
+
+    @contextlib.asynccontextmanager
+    async def hold_model(self, name: str) -> AsyncIterator[ModelSlot]:
+        """Bring a model up, and keep it up for the length of the block. Raise ModelBusy if that takes too long."""
+        slot = self.slots[name]
+        if slot.state == "up" and not slot.leaving and slot.session and slot.session.is_alive:
+            slot.open_requests += 1
+        else:
+            await self._wait_for(slot)
+        try:
+            yield slot
+        finally:
+            slot.open_requests -= 1
+            slot.used_at = time.monotonic()
+            self.changed.set()
+
+    async def _wait_for(self, slot: ModelSlot) -> None:
+        """Wait until a swap gives the model to this request, which then counts as open."""
+        turn = asyncio.get_running_loop().create_future()
+        slot.waiting.append(turn)
+        if slot.swap is None or slot.swap.done():
+            slot.swap = asyncio.create_task(self._swap_to(slot))
+        try:
+            await asyncio.wait_for(turn, self.file.wait_s)
+        except TimeoutError:
+            text = f"{slot.name} was not ready within {format_seconds(self.file.wait_s)}"
+            raise ModelBusy(text, self.forecast_ready(slot)[0]) from None
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # given in this moment
+                slot.open_requests -= 1
+                self.changed.set()
+            raise
+
+    def forecast_ready(self, slot: ModelSlot) -> tuple[float, float, float]:
+        """Seconds until a model that is not up serves, and their range: as last time, or from its weights."""
+        kind = "resume" if slot.state == "asleep" else "start"
+        if known := last_duration(f"{kind} {slot.duration_key}"):
+            return known, known / 1.5, known * 1.5
+        seconds = slot.needs.resume_s if kind == "resume" else slot.needs.start_s
+        return seconds, seconds / RATE_RANGE[1], seconds / RATE_RANGE[0]
+
+    async def _swap_to(self, slot: ModelSlot) -> None:
+        """Put away what does not fit beside the model, bring it up, and give it to the requests that wait."""
+        async with self.lock:
+            problem: ModelBusy | None = None
+            try:
+                if slot.state != "up" or not (slot.session and slot.session.is_alive):
+                    await self._exchange_models(slot)
+            except (MoeboxError, OSError) as failure:
+                problem = ModelBusy(f"{slot.name} does not start: {getattr(failure, 'message', failure)}", 30.0)
+                self.report(str(problem))
+            for turn in [turn for turn in slot.waiting if not turn.done()]:
+                slot.open_requests += problem is None
+                turn.set_exception(problem) if problem else turn.set_result(None)
+            slot.waiting.clear()
+
+    async def _exchange_models(self, slot: ModelSlot) -> None:
+        before, leave = slot.state, self._models_to_leave(slot)
+        if before == "up":  # it died
+            await self._put_away(slot)
+        for other in leave:  # none of its requests may be open; new ones wait for their turn
+            other.leaving = True
+            while other.open_requests:
+                self.changed.clear()
+                await self.changed.wait()
+            await self._put_away(other)
+        began, expected = time.monotonic(), self.forecast_ready(slot)
+        await asyncio.to_thread(self._bring_up, slot)
+        seconds, names = time.monotonic() - began, tuple(other.name for other in leave)
+        remember_duration(f"{'resume' if before == 'asleep' else 'start'} {slot.duration_key}", seconds)
+        forecast_s, low_s, high_s = expected
+        self.run.add_event(
+            ModelSwapped(
+                model=slot.name, put_away=names, seconds=seconds, forecast_s=forecast_s, low_s=low_s, high_s=high_s
+            )
+        )
+        promised = f"forecast {format_seconds(forecast_s)}" if forecast_s else "no forecast"
+        line = f"{slot.name} serves after {format_seconds(seconds)} ({promised})"
+        self.report(f"{line}; put away: {', '.join(names)}" if names else line)
+
+    def _models_to_leave(self, slot: ModelSlot) -> list[ModelSlot]:
+        """The models that must leave for this one, those that were not used for the longest first."""
+        up = sorted((each for each in self.slots.values() if each.state == "up"), key=lambda each: each.used_at)
+        others, leave = [each for each in up if each is not slot], []
+        while others and not fit_together(self.needs, [slot.name, *(each.name for each in others)], self.room):
+            leave.append(others.pop(0))
+        return leave
+
+    async def _put_away(self, slot: ModelSlot) -> None:
+        """Let an engine sleep, or stop it if it cannot or does not answer."""
+        slot.leaving = True
+        level = slot.needs.sleep
+        try:
+            alive = slot.session is not None and slot.session.is_alive
+            if level != "no" and alive:
+                try:
+                    await asyncio.to_thread(self._call_engine, slot, slot.deployment.engine.sleep_levels[level])
+                    slot.state = "asleep"
+                    return
+                except ExternalError as problem:
+                    self.report(f"{slot.name} is stopped: {problem.message}")
+            if slot.session:
+                await asyncio.to_thread(slot.session.stop)
+            slot.session, slot.state = None, "down"
+        finally:
+            slot.leaving = False
+
+    def _bring_up(self, slot: ModelSlot) -> None:
+        """Resume or start an engine, and make sure that it serves this model."""
+        if slot.state == "asleep" and slot.session and slot.session.is_alive:
+            self._call_engine(slot, slot.deployment.engine.resume_calls[slot.needs.sleep])
+        else:
+            run = Run.create(slot.name, runs=self.run.path)
+            slot.session = launch_engine(prepare_launch(slot.deployment, name=run.id), run)
+            try:
+                slot.session.wait_ready()
+            except BaseException:
+                slot.session.stop()
+                slot.session = None
+                raise
+        endpoint = slot.session.endpoint
+        reply = http.get(f"{endpoint.base_url}/models", headers=endpoint.headers, timeout_s=CALL_S)
+        served = [str(row.get("id")) for row in get_objects(reply.json() if reply.ok else {}, "data")]
+        if endpoint.model not in served:
+            raise ExternalError(f"{endpoint.base_url} serves {', '.join(served) or 'nothing'}, not {endpoint.model}")
+        slot.state, slot.used_at = "up", time.monotonic()
+
+    def _call_engine(self, slot: ModelSlot, calls: tuple[str, ...]) -> None:
+        assert slot.session
+        endpoint = slot.session.endpoint
+        for call in calls:
+            path, _, method = call.partition(" ")
+            body = {"method": method} if method else {}
+            reply = http.post_json(f"{endpoint.server_url}{path}", body, headers=endpoint.headers, timeout_s=CALL_S)
+            if not reply.ok:
+                raise ExternalError(f"{slot.deployment.engine.title} refused {path}: {reply.error}")
+
+    async def keep_watch(self) -> None:
+        """Preload models, then put away those that were not asked for within their time to live."""
+        for name, entry in self.file.models.items():
+            if entry.preload:
+                with contextlib.suppress(ModelBusy):
+                    async with self.hold_model(name):
+                        pass
+        while True:
+            await asyncio.sleep(LOOK_S)
+            for slot in self.slots.values():
+                ttl_s = self.file.models[slot.name].ttl_s
+                idle = ttl_s and time.monotonic() - slot.used_at > ttl_s
+                if idle and slot.state == "up" and not slot.open_requests and not slot.waiting:
+                    async with self.lock:
+                        if not slot.open_requests and slot.state == "up":
+                            await self._put_away(slot)
+                            self.report(f"{slot.name} was put away: no request for {format_seconds(ttl_s)}")
+
+    def stop_engines(self) -> None:
+        """Stop every engine."""
+        for slot in self.slots.values():
+            if slot.session:
+                slot.session.stop()

@@ -1,0 +1,311 @@
+"""Several models behind one address: what fits, swaps under load, limits and counts of users, faults."""
+
+import asyncio
+import contextlib
+import json
+import subprocess
+import threading
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import yaml
+
+from moebox.bench.prompts import load_trace
+from moebox.checkpoint import deploy
+from moebox.cli import main
+from moebox.core.deployment import Deployment
+from moebox.core.endpoint import Endpoint, endpoint_from_url
+from moebox.core.recipe import Recipe
+from moebox.detect.declared import parse_box
+from moebox.errors import BadInput, ExternalError
+from moebox.fleet.file import KeyLimits, RouterSettings
+from moebox.fleet.models_file import ModelEntry, ModelsFile, largest_sets, llama_swap_config, read_models
+from moebox.fleet.routers import RouterMember, router_start
+from moebox.flows.model_proxy import ModelProxy
+from moebox.flows.model_switch import ModelBusy, ModelSlot, ModelSwitch, plan_models, sleep_deployment
+from moebox.store import Run
+
+URL = "/v1/chat/completions"
+UNKNOWN = Recipe(name="r", engine="llama.cpp", model="m", checkpoint="/w/m.gguf", served_name="m")
+
+
+class ToyEngine(BaseHTTPRequestHandler):
+    """Answers with its own model's name; a stream pauses between its words."""
+
+    def do_GET(self) -> None:
+        self.answer({"data": [{"id": self.server.model}]})  # type: ignore[attr-defined]
+
+    def do_POST(self) -> None:
+        model: str = self.server.model  # type: ignore[attr-defined]
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        usage = {"prompt_tokens": 30, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 10}}
+        if not body.get("stream"):
+            self.answer({"model": model, "asked": body["model"], "usage": usage})
+            return
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.end_headers()
+        for _ in range(5):
+            self.wfile.write(f'data: {{"model":"{model}","choices":[{{}}]}}\n\n'.encode())
+            time.sleep(0.02)
+        self.wfile.write(f'data: {{"choices":[],"usage":{json.dumps(usage)}}}\n\ndata: [DONE]\n\n'.encode())
+
+    def answer(self, body: object) -> None:
+        raw = json.dumps(body).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(raw)))
+        self.end_headers()
+        self.wfile.write(raw)
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+class ToySession:
+    """A session of a toy engine, on a port of its own."""
+
+    def __init__(self, model: str) -> None:
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), ToyEngine)
+        self.server.model = model  # type: ignore[attr-defined]
+        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
+        self.endpoint: Endpoint = endpoint_from_url(f"127.0.0.1:{self.server.server_port}", model)
+        self.is_alive = True
+
+    def stop(self) -> None:
+        self.is_alive = False
+        self.server.shutdown()
+        self.server.server_close()
+
+
+class ToySwitch(ModelSwitch):
+    """Starts toy engines instead of real ones; all else is as it is."""
+
+    fails: tuple[str, ...] = ()
+    up_at_once = 0
+
+    def _bring_up(self, slot: ModelSlot) -> None:
+        if slot.name in self.fails:
+            raise ExternalError("out of memory")
+        slot.session = ToySession(slot.deployment.recipe.served_name)  # type: ignore[assignment]
+        slot.state = "up"
+        self.up_at_once = max(self.up_at_once, sum(each.state == "up" for each in self.slots.values()))
+
+
+def make_file(**more: Any) -> ModelsFile:
+    entry = ModelEntry(recipe="r", alone=True)
+    return ModelsFile(models={"a": entry, "b": entry}, **more)
+
+
+def make_switch(tmp_path: Path, **more: Any) -> ToySwitch:
+    deployments = {name: deploy(replace(UNKNOWN, served_name=f"served-{name}")) for name in "ab"}
+    return ToySwitch(make_file(**more), deployments, Run.create("models", runs=tmp_path), report=lambda line: None)
+
+
+@contextlib.asynccontextmanager
+async def serve(proxy: ModelProxy) -> AsyncIterator[httpx2.AsyncClient]:
+    """The proxy's application, without a socket."""
+    app = proxy.build_app()
+    async with app.router.lifespan_context(app):
+        transport = httpx2.ASGITransport(app=app)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://p", timeout=60) as client:
+            yield client
+
+
+def test_swaps_under_load_never_answer_with_another_model(tmp_path: Path):
+    """Streams and plain requests of two models that exclude each other, all at once: each gets its own."""
+
+    async def run() -> tuple[list[tuple[str, str]], int, int]:
+        switch = make_switch(tmp_path)
+        answers: list[tuple[str, str]] = []
+        async with serve(ModelProxy(switch)) as client:
+
+            async def ask(name: str, stream: bool) -> None:
+                async with client.stream("POST", URL, json={"model": name, "stream": stream}) as reply:
+                    text = (await reply.aread()).decode()
+                    answers.append((name, text))
+                    assert reply.status_code == 200
+
+            for _ in range(6):
+                await asyncio.gather(*(ask(name, stream) for name in "ab" for stream in (False, True)))
+            swaps = sum(event.kind == "model.swapped" for event in switch.run.read_events())
+        return answers, swaps, switch.up_at_once
+
+    answers, swaps, up_at_once = asyncio.run(run())
+
+    assert len(answers) == 24
+    for name, text in answers:
+        assert f"served-{name}" in text
+        assert f"served-{'b' if name == 'a' else 'a'}" not in text
+    assert swaps >= 7
+    assert up_at_once == 1
+
+
+def test_a_request_that_waits_too_long_gets_503_with_retry_after(tmp_path: Path):
+    """A stream of the other model is open and is not cut; the next request gets its model."""
+
+    async def run() -> tuple[httpx2.Response, str, httpx2.Response]:
+        switch = make_switch(tmp_path, wait_s=1.0)
+        async with serve(ModelProxy(switch)) as client:
+            async with switch.hold_model("a"):
+                busy = await client.post(URL, json={"model": "b"})
+                state = switch.slots["a"].state
+            return busy, state, await client.post(URL, json={"model": "b"})
+
+    busy, state, later = asyncio.run(run())
+
+    assert (busy.status_code, int(busy.headers["retry-after"]) >= 1) == (503, True)
+    assert state == "up"
+    assert later.json()["model"] == "served-b"
+
+
+def test_a_model_that_does_not_start_or_died_is_one_line(tmp_path: Path):
+    """The other one goes on; an engine that ended is started again by the next request."""
+
+    async def run() -> list[httpx2.Response]:
+        switch = make_switch(tmp_path)
+        switch.fails = ("b",)
+        async with serve(ModelProxy(switch)) as client:
+            ask = lambda name: client.post(URL, json={"model": name})  # noqa: E731
+            replies = [await ask("a"), await ask("b"), await ask("a"), await ask("c")]
+            session = switch.slots["a"].session
+            assert session
+            session.stop()
+            return [*replies, await ask("a")]
+
+    replies = asyncio.run(run())
+
+    assert [reply.status_code for reply in replies] == [200, 503, 200, 404, 200]
+    assert replies[1].json()["error"]["message"] == "b does not start: out of memory"
+    assert "there are a, b" in replies[3].text
+
+
+def test_users_have_keys_limits_and_a_bill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """Tokens by key from the engine's own counts, the price by time, and traces without any text."""
+    monkeypatch.setenv("ANNA", "key-of-anna")
+    monkeypatch.setenv("BERT", "key-of-bert")
+    users = {"anna": KeyLimits(key_env="ANNA", tokens_per_minute=60), "bert": KeyLimits(key_env="BERT")}
+
+    async def run() -> tuple[list[httpx2.Response], Run]:
+        switch = make_switch(tmp_path, users=users, prices={"hour": 3600.0}, keep_traces=True)
+        async with serve(ModelProxy(switch)) as client:
+            body = {"model": "a", "messages": [{"role": "user", "content": "a secret plan"}]}
+            replies = []
+            for key, stream in (("anna", False), ("anna", True), ("anna", False), ("bert", False), ("eve", False)):
+                headers = {"authorization": f"Bearer key-of-{key}"}
+                replies.append(await client.post(URL, json={**body, "stream": stream}, headers=headers))
+        return replies, switch.run
+
+    replies, run_folder = asyncio.run(run())
+    rows = {row["user"]: row for row in json.loads((run_folder.path / "usage.json").read_text())}
+    traces = (run_folder.path / "traces.jsonl").read_text()
+
+    assert [reply.status_code for reply in replies] == [200, 200, 429, 200, 401]
+    assert '"usage"' not in replies[1].text  # the client did not ask for it
+    assert (rows["anna"]["prompt_tokens"], rows["anna"]["output_tokens"], rows["anna"]["cached_tokens"]) == (60, 14, 20)
+    assert (rows["anna"]["requests"], rows["anna"]["refused"], rows["bert"]["requests"]) == (2, 1, 1)
+    assert rows["anna"]["money"] > 0
+    assert main(["--runs", str(tmp_path), "runs", "show", run_folder.id]) == 0
+    assert "anna" in capsys.readouterr().out
+    assert "secret" not in traces
+    assert len(load_trace(str(run_folder.path / "traces.jsonl"))) == 3
+
+
+def planned(box: str = "2x-h200", **ram: object) -> dict[str, Deployment]:
+    """Two models with vLLM on the same two GPUs."""
+    place = replace(parse_box(box), ram=512 * 2**30)
+    recipe = Recipe(name="r", engine="vllm", model="gpt-oss-120b", checkpoint="mxfp4", served_name="m")
+    half = replace(recipe, memory_utilization=0.45, listen=replace(recipe.listen, port=0))
+    whole = replace(half, memory_utilization=0.9)
+    return {"small": deploy(half, place), "other": deploy(half, place), "whole": deploy(whole, place)}
+
+
+def test_what_fits_together_is_planned_with_the_ram_of_sleeping_weights():
+    """Two halves of the GPUs serve together, the whole one alone; weights sleep in RAM only if it holds them."""
+    entries = {name: ModelEntry(recipe="r") for name in ("small", "other", "whole")}
+    file, deployments = ModelsFile(models=entries), planned()
+    needs, room = plan_models(file, deployments)
+    awake = sleep_deployment(deployments["whole"], needs["whole"]).recipe
+    poor = {name: each.on_box(replace(each.required_box, ram=80 * 2**30)) for name, each in deployments.items()}
+    document = yaml.safe_load(llama_swap_config(file, deployments, largest_sets(needs, room)))
+
+    assert largest_sets(needs, room) == [("small", "other"), ("whole",)]
+    assert needs["whole"].asleep["ram"] == needs["whole"].weights > 50 * 2**30
+    assert (awake.flags["enable-sleep-mode"], awake.env["VLLM_SERVER_DEV_MODE"]) == (True, "1")
+    assert [each.sleep for each in plan_models(file, poor)[0].values()].count("1") < 2
+    assert document["matrix"]["sets"] == {"set0": "m0 & m1", "set1": "m2"}
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "names no model"),
+        ('[models.A]\nrecipe="r"', "lower-case"),
+        ('host="0.0.0.0"\n[models.a]\nrecipe="r"', "others could use it"),
+        ('[models.a]\nrecipe="r"\n[users.x]\nkey_env=""', "key_env"),
+        ('[models.a]\nrecip="r"', "recip"),
+    ],
+)
+def test_a_wrong_file_is_one_line(tmp_path: Path, text: str, problem: str):
+    """With the place and how to fix it."""
+    path = tmp_path / "models.toml"
+    path.write_text(text)
+    with pytest.raises(BadInput, match=problem):
+        read_models(path)
+
+
+def test_a_dry_run_shows_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """What fits together, how long a swap takes, and llama-swap's file."""
+    (tmp_path / "models.toml").write_text('[models.p]\nrecipe = "phantom"\n')
+    assert main(["switch", str(tmp_path / "models.toml"), "--dry-run"]) == 0
+    assert "all fit together: p" in capsys.readouterr().out
+
+
+def test_a_wait_that_ends_while_the_model_comes_loses_no_turn(tmp_path: Path):
+    """A client that gave up leaves nothing open, so the model can be put away."""
+
+    async def run() -> int:
+        switch = make_switch(tmp_path, wait_s=1.0)
+        async with switch.hold_model("a"):
+            with pytest.raises(ModelBusy):
+                async with switch.hold_model("b"):
+                    pass
+        async with switch.hold_model("a"):
+            pass
+        await asyncio.gather(*(slot.swap for slot in switch.slots.values() if slot.swap))
+        opened = sum(slot.open_requests + len(slot.waiting) for slot in switch.slots.values())
+        switch.stop_engines()
+        return opened
+
+    assert asyncio.run(run()) == 0
+
+
+def test_litellm_gets_a_key_for_each_user(tmp_path: Path):
+    """A script that a shell accepts, with the keys by name only; other routers have none, and say so."""
+    users = {"anna": KeyLimits(key_env="ANNA", parallel=2, tokens_per_minute=5000)}
+    router = RouterSettings(kind="litellm", key_env="MASTER", users=users)
+    members = (RouterMember(name="m", root="http://127.0.0.1:8000"),)
+    start = router_start(router, "model", members)
+    script = tmp_path / "keys.sh"
+    script.write_text(start.files["keys.sh"].replace("curl -fsS", "printf '%s\\n'"))
+    shell = subprocess.run(
+        ["bash", str(script)],
+        env={"ANNA": "k1", "MASTER": "k2", "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+    )
+
+    assert shell.returncode == 0, shell.stderr
+    assert yaml.safe_load(start.files["litellm.yaml"])["general_settings"]["database_url"] == "os.environ/DATABASE_URL"
+    assert {"DATABASE_URL", "MASTER"} <= set(start.key_envs)
+    assert "k1" not in start.files["keys.sh"]
+    assert '\\"max_parallel_requests\\": 2' in start.files["keys.sh"]
+    with pytest.raises(BadInput, match="has no keys of users"):
+        router_start(replace(router, kind="sglang-router"), "model", members)
