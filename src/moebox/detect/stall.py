@@ -148,18 +148,23 @@ class StallWatch:
                 if moved_at - progressed_at >= COUNT_SHARE * limits.spin_s and self._counts_progress():
                     progressed_at, self._spins_since = moved_at, None
             looked_at = time.monotonic()
-            still_s, silent_s = 0.0 if is_alive else looked_at - moved_at, looked_at - progressed_at
-            spin_s = looked_at - self._spins_since if self._spins_since and (self._bytes or self._counted) else 0.0
-            if still_s >= limits.still_s:
-                self.problem = self._describe(still_s)
-            elif spin_s >= limits.spin_s:
-                watts = f" at {self._spin_watts[-1]:.0f} W" if self._spin_watts[-1] else ""
-                why = f"its GPUs are busy{watts} without memory traffic: a stuck collective spins like this"
-                self.problem = self._describe(silent_s, why)
-            elif self._runs and silent_s >= limits.silent_s:
-                self.problem = self._describe(silent_s, "requests run, and the server counts no token")
+            still_s = 0.0 if is_alive else looked_at - moved_at
+            self.problem = self._find_problem(looked_at, still_s, looked_at - progressed_at)
             if self.problem:
                 return
+
+    def _find_problem(self, now: float, still_s: float, silent_s: float) -> ServerStalled | None:
+        """The report of a server without a sign of life, or without a token, for so long; None before its deadline."""
+        spin_s = now - self._spins_since if self._spins_since and (self._bytes or self._counted) else 0.0
+        if still_s >= self.limits.still_s:
+            return self._describe(still_s)
+        if spin_s >= self.limits.spin_s:
+            watts = f" at {self._spin_watts[-1]:.0f} W" if self._spin_watts[-1] else ""
+            why = f"its GPUs are busy{watts} without memory traffic: a stuck collective spins like this"
+            return self._describe(silent_s, why)
+        if self._runs and silent_s >= self.limits.silent_s:
+            return self._describe(silent_s, "requests run, and the server counts no token")
+        return None
 
     def _look_at_processes(self) -> tuple[set[int], bool]:
         """The server's processes, and whether they computed since the last look, or ended, which is another fault."""
