@@ -53,6 +53,10 @@ class Bisection:
     changes: tuple[str, ...] = ()
     run: str = ""
 
+    def with_mark(self, version: str, mark: VersionMark, reason: str) -> "Bisection":
+        marks = {**self.marks, version: (*self.marks.get(version, ()), mark)}
+        return dataclasses.replace(self, marks=marks, reasons=self.reasons | ({version: reason} if reason else {}))
+
     def mark_of(self, version: str) -> VersionMark | None:
         """The judgement of most trials, None if there is none or they are equal."""
         marks = self.marks.get(version, ())
@@ -124,9 +128,7 @@ def bisect_versions(
             mark, reason = _judge_version(
                 version, good, install, trial or judge, run, number, is_end=version == candidates[-1]
             )
-            marks = {**state.marks, version: (*state.marks.get(version, ()), mark)}
-            reasons = {**state.reasons, **({version: reason} if reason else {})}
-            state = dataclasses.replace(state, marks=marks, reasons=reasons)
+            state = state.with_mark(version, mark, reason)
             run.write_json(JOURNAL, state)
             notify(f"{version}: {mark}{f' ({reason})' if reason else ''}")
             if version not in (candidates[0], candidates[-1]) and version not in before:
@@ -134,10 +136,7 @@ def bisect_versions(
                     installs.remove_install(version)
             _require_ends(state)
     low, high = state.ends
-    changes: list[str] = []
-    if sources[0].kind == "build":
-        between_builds = f"{parse_source(candidates[low]).version}..{parse_source(candidates[high]).version}"
-        changes = _run_git(tree, "log", "--oneline", "--no-decorate", between_builds).splitlines()
+    changes = list_changes(tree, candidates[low], candidates[high]) if sources[0].kind == "build" else []
     state = dataclasses.replace(
         state,
         first_bad=candidates[high],
@@ -225,6 +224,12 @@ def list_releases(package: str) -> list[str]:
             f"the package index lists no release of {package}", hint="--between lists versions, oldest first"
         )
     return found
+
+
+def list_changes(tree: str, good: str, bad: str) -> list[str]:
+    """The commits between two builds, one line each."""
+    first, last = parse_source(good).version, parse_source(bad).version
+    return _run_git(tree, "log", "--oneline", "--no-decorate", f"{first}..{last}").splitlines()
 
 
 def _run_git(tree: str, *words: str) -> str:

@@ -180,23 +180,12 @@ def measure_both(a: Endpoint, b: Endpoint, effort: CompareEffort) -> tuple[Measu
     answers = collect_from_both(a, b, questions=effort.questions, seed=effort.seed)
     paces = []
     loads = _loads(effort)
-    looks = max(1, effort.most_rounds // effort.rounds)
     for load, words in loads:
         with (
             SpeedMeter(a, concurrency=load, prompt_words=words) as meter_a,
             SpeedMeter(b, concurrency=load, prompt_words=words) as meter_b,
         ):
-            was_different = False
-            for _ in range(looks):
-                pair = measure_in_turn(meter_a, meter_b, rounds=effort.rounds)
-                rates, doubt = (pair[0].tok_s, pair[1].tok_s), (1 - CONFIDENCE) / len(loads)
-                gain = paired_gain(*rates, confidence=1 - doubt)
-                wide = paired_gain(*rates, confidence=1 - doubt / looks)
-                different = gain is not None and (gain.high < -SMALL or gain.low > SMALL)
-                if was_different if different else wide and wide.low > -MARGIN and wide.high < MARGIN:
-                    break  # a difference that was seen twice, or the same within the margin
-                was_different = different
-            paces.append(pair)
+            paces.append(_measure_until_decided(meter_a, meter_b, effort, len(loads)))
     left, right = (
         MeasuredSide(
             name=name,
@@ -207,6 +196,23 @@ def measure_both(a: Endpoint, b: Endpoint, effort: CompareEffort) -> tuple[Measu
         for side, (name, endpoint) in enumerate((("A", a), ("B", b)))
     )
     return left, right
+
+
+def _measure_until_decided(
+    a: SpeedMeter, b: SpeedMeter, effort: CompareEffort, loads: int
+) -> tuple[SpeedRounds, SpeedRounds]:
+    """Measure in turn until a difference was seen twice, the speed is the same within the margin, or rounds end."""
+    looks, was_different = max(1, effort.most_rounds // effort.rounds), False
+    for _ in range(looks):
+        pair = measure_in_turn(a, b, rounds=effort.rounds)
+        rates, doubt = (pair[0].tok_s, pair[1].tok_s), (1 - CONFIDENCE) / loads
+        gain = paired_gain(*rates, confidence=1 - doubt)
+        wide = paired_gain(*rates, confidence=1 - doubt / looks)
+        different = gain is not None and (gain.high < -SMALL or gain.low > SMALL)
+        if was_different if different else wide and wide.low > -MARGIN and wide.high < MARGIN:
+            break
+        was_different = different
+    return pair
 
 
 def _loads(effort: CompareEffort) -> list[tuple[int, int]]:

@@ -250,22 +250,26 @@ class _Trial(SideListener):
                 seed=effort.compare.seed,
             )
             side = dataclasses.replace(side, soak=soak)
-        if self.gate:
-            self.notify("scoring texts")
-            try:
-                judged = self.gate.judge(endpoint, folder)
-            except Unsupported as problem:
-                if judges.needs_quality:
-                    raise
-                side = dataclasses.replace(side, quality=f"not judged: {problem.message}")
-            else:
-                quality_marks: dict[bool | None, Mark] = {True: "pass", False: "fail", None: "warn"}
-                if judged:
-                    mark = quality_marks[judged.keeps_limit]
-                    side = dataclasses.replace(side, quality=judged.verdict, quality_mark=mark)
+        side = self.score_texts(side, endpoint, folder)
         self.sides[name] = side
         if name == "B" and (worse_than := regressions(self.sides["A"], side)):
             raise AnswerIsNo(worse_than[0])
+
+    def score_texts(self, side: ProvenSide, endpoint: Endpoint, folder: Run) -> ProvenSide:
+        """The side with its distance from the quality reference, if there is one."""
+        if not self.gate:
+            return side
+        self.notify("scoring texts")
+        try:
+            judged = self.gate.judge(endpoint, folder)
+        except Unsupported as problem:
+            if self.judges.needs_quality:
+                raise
+            return dataclasses.replace(side, quality=f"not judged: {problem.message}")
+        marks: dict[bool | None, Mark] = {True: "pass", False: "fail", None: "warn"}
+        if not judged:
+            return side
+        return dataclasses.replace(side, quality=judged.verdict, quality_mark=marks[judged.keeps_limit])
 
     def check(self, endpoint: Endpoint, names: Sequence[str], folder: Run) -> CheckResults:
         """Run checks with the same questions for both sides."""
@@ -322,24 +326,16 @@ def try_upgrade(
     if reason:
         result = dataclasses.replace(result, reasons=(reason,))
     else:
-        result = _compare_sides(old, new, result, run, judges, effort, notify)
+        result = _compare_sides(old, new, result, run, _Trial(old, judges, effort, notify))
     result = dataclasses.replace(result, notes=(*notes, *result.notes), seconds=time.monotonic() - began)
     run.write_json(UPGRADE_FILE, result)
     run.write_file(PAGE_FILE, result.page)
     return result
 
 
-def _compare_sides(
-    old: Recipe,
-    new: Recipe,
-    result: UpgradeResult,
-    run: Run,
-    judges: Judges,
-    effort: UpgradeEffort,
-    notify: Callable[[str], None],
-) -> UpgradeResult:
-    trial = _Trial(old, judges, effort, notify)
-    compare = dataclasses.replace(effort.compare, prompt_words=effort.compare.prompt_words or prompt_words(old))
+def _compare_sides(old: Recipe, new: Recipe, result: UpgradeResult, run: Run, trial: _Trial) -> UpgradeResult:
+    judges, compare = trial.judges, trial.effort.compare
+    compare = dataclasses.replace(compare, prompt_words=compare.prompt_words or prompt_words(old))
     if judges.speed is None:
         compare = dataclasses.replace(compare, concurrency=(), prompt_words=0)
     if not judges.answers:
@@ -358,11 +354,7 @@ def _compare_sides(
         return dataclasses.replace(result, reasons=(problem.message,), sides=trial.sides)
     found = compare_sides(a, b)
     run.write_json("compare.json", {"comparison": found, "sides": (a, b), "seed": compare.seed})
-    drift = None
-    if not together and a.paces:
-        rounds = a.paces[0].tok_s
-        half = (len(rounds) + 1) // 2
-        drift = (sum(rounds[half:]) / max(1, len(rounds) - half)) / (sum(rounds[:half]) / half) - 1
+    drift = None if together or not a.paces else second_half_change(a.paces[0].tok_s)
     outcome, reasons = decide_upgrade(found, trial.sides, judges)
     notes = tuple(f"disturbed: {line}" for line in watch.result().disturbances()) if found.gains else ()
     if outcome == "undecided" and notes:
@@ -372,6 +364,12 @@ def _compare_sides(
     return dataclasses.replace(
         result, outcome=outcome, reasons=reasons, notes=notes, gains=found.gains, sides=trial.sides, drift=drift
     )
+
+
+def second_half_change(rounds: Sequence[float]) -> float:
+    """By what share the mean of the second half differs from that of the first."""
+    half = (len(rounds) + 1) // 2
+    return (sum(rounds[half:]) / max(1, len(rounds) - half)) / (sum(rounds[:half]) / half) - 1
 
 
 def decide_upgrade(found: Comparison, sides: dict[str, ProvenSide], judges: Judges) -> tuple[Outcome, tuple[str, ...]]:
