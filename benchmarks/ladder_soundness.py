@@ -6,19 +6,24 @@
     python benchmarks/ladder_soundness.py odd                                   # every odd server that is right, once
     python benchmarks/ladder_soundness.py healthy --climbs 200                  # false alarms; odd servers too
     python benchmarks/ladder_soundness.py draws --climbs 20                     # constant faults that some draw misses
+    python benchmarks/ladder_soundness.py table                                 # chance of detection, simulated
 
 Ladders are numbered from `--first` on. The number is the seed of their questions and of what is broken when, so
 the same command gives the same figures. Asked is the oracle of tests/verify: real HTTP, no model. Each kind of fault is
 looked for by the checks that can show it (`--all-rungs` makes all), so the requests printed are those of these checks.
+`table` runs the sequential test itself on simulated outcomes, and judges simulated readings as `moebox quality` does.
 """
 
 import argparse
+import math
+import random
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -35,10 +40,14 @@ from tests.verify.test_runner import MISSED
 
 from moebox.core.endpoint import endpoint_from_url
 from moebox.core.setting import Effort
-from moebox.core.verdict import CheckResults, wilson_score
+from moebox.core.verdict import CheckResults, Mark, wilson_score
+from moebox.quality.judge import judge_quality
+from moebox.quality.reading import TextReading
+from moebox.quality.wire import NextToken
 from moebox.verify.options import TRIALS, VerifyOptions
 from moebox.verify.runner import run_checks
-from moebox.verify.statistics import format_share
+from moebox.verify.statistics import FailureCounts, failure_mark, format_share
+from moebox.verify.trials import TrialOutcome, TrialSeries
 
 FAMILIES = {
     "first": tuple(name for name, fault in FAULTS.items() if fault.check),
@@ -90,7 +99,7 @@ class Climbed:
 def main() -> int:
     """Climb, count, and say."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("power", "family", "odd", "healthy", "draws"))
+    parser.add_argument("what", choices=("power", "family", "odd", "healthy", "draws", "table"))
     parser.add_argument("--rates", default="1", help="one request in N is broken")
     parser.add_argument("--climbs", type=int, default=10)
     parser.add_argument("--first", type=int, default=0, help="the number of the first healthy ladder, and its seed")
@@ -104,6 +113,9 @@ def main() -> int:
     parser.add_argument("--all-rungs", action="store_true")
     given = parser.parse_args()
     began = time.monotonic()
+    if given.what == "table":
+        print_table()
+        return 0
     with serving() as url:
         ways = {"power": power, "family": family, "odd": odd, "healthy": healthy, "draws": draws}
         good = ways[given.what](url, given)
@@ -133,6 +145,72 @@ def power(url: str, given: argparse.Namespace) -> bool:
             )
         print("| all | | " + " | ".join(format_share(wilson_score(*sums[rate])) for rate in rates) + " | |", flush=True)
     return True
+
+
+def print_table() -> None:
+    """Chance of detection by rate, dose and damage, with requests and minutes, for each effort."""
+    runs, rng = 2000, random.Random(1)
+    print("\n| one kind of request | rate | yellow or red | red | requests | at 2 s | at 10 s |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for effort, trials in TRIALS.items():
+        for rate in (1, 3, 10, 30, 100):
+            found = [run_series(trials, [1 / rate] * 10_000, rng) for _ in range(runs)]
+            print(row_text(effort, f"1 in {rate}", found))
+    print("\n| faults that grow with the dose | largest chance | yellow or red | red | requests | at 2 s | at 10 s |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for effort, trials in TRIALS.items():
+        for most in (0.9, 0.5, 0.25, 0.1):
+            # Doses are drawn evenly from nothing to the largest one
+            found = [run_series(trials, [most * rng.random() for _ in range(1000)], rng) for _ in range(runs)]
+            print(row_text(effort, f"{most:.0%} at the end", found))
+    print("\n| damage in nats | positions | called different | noise between 3 references |")
+    print("| --- | --- | --- | --- |")
+    for positions in (400, 1100, 4200):
+        for damage in (0.0, 0.005, 0.01, 0.02, 0.05):
+            seen, noise = zip(*(judge_drawn_readings(positions, damage, seed) for seed in range(20)), strict=True)
+            print(f"| {damage:g} | {positions:,} | {sum(seen)} of 20 | {sum(noise) / 20:.4f} |", flush=True)
+
+
+def row_text(effort: Effort, what: str, found: Sequence[tuple[Mark, int]]) -> str:
+    """One row of the table, from verdicts and numbers of requests."""
+    red = sum(mark == "fail" for mark, _ in found) / len(found)
+    seen = sum(mark != "pass" for mark, _ in found) / len(found)
+    requests = sum(count for _, count in found) / len(found)
+    minutes = " | ".join(f"{requests * seconds / 60:.1f} min" for seconds in (2, 10))
+    return f"| {effort} | {what} | {seen:.0%} | {red:.0%} | {requests:.0f} | {minutes} |"
+
+
+def run_series(trials: int, chances: Sequence[float], rng: random.Random) -> tuple[Mark, int]:
+    """One series of trials whose outcomes have these chances to fail: its verdict and its length."""
+    options = VerifyOptions(trials=trials)
+    session = SimpleNamespace(options=options, failures=FailureCounts(), seconds_left=1.0)
+    series = TrialSeries(session, "answer", trials, stream=False)  # type: ignore[arg-type]
+    while not series.is_over and not series.failing_side:
+        series.add(TrialOutcome(reason="wrong" if rng.random() < chances[series.of] else ""))
+    return failure_mark("answer", series.failures["server"], series.of), series.of
+
+
+def judge_drawn_readings(positions: int, damage: float, seed: int) -> tuple[bool, float]:
+    """Judge a server that is `damage` nats away, with three references as far apart as healthy variants are."""
+    truth = random.Random(seed)
+    logits = [[2.5 * truth.gauss() for _ in range(24)] for _ in range(positions)]
+
+    def draw(spread: float, own_seed: str) -> list[TextReading]:
+        rng, found = random.Random(own_seed), []
+        for depth, row in enumerate(logits):
+            # Experts flip at some positions only, so most of a difference is in few of them
+            scale = spread * (3.0 if rng.random() < 0.1 else 0.3)
+            moved = [value + scale * rng.gauss() for value in row]
+            total = math.log(math.fsum(map(math.exp, moved)))
+            top = sorted(enumerate(value - total for value in moved), key=lambda pair: -pair[1])[:20]
+            found.append(NextToken(depth=depth, token=0, top=dict(top)))
+        return [TextReading(kind="drawn", name="drawn", tokens=(0,) * positions, positions=tuple(found))]
+
+    # A spread of s moves about 0.3 s² nats here; healthy variants are 0.003 apart, as the phantom's
+    references = [draw(math.sqrt(0.0015 / 0.3), f"{seed} {number}") for number in range(3)]
+    measured = draw(math.sqrt((0.0015 + damage) / 0.3), f"{seed} measured")
+    judged = judge_quality(references, measured)
+    return judged.different, judged.noise or 0.0
 
 
 def climbed(url: str, name: str, given: argparse.Namespace, effort: Effort, rungs: Sequence[str]) -> Climbed:

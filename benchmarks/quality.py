@@ -1,14 +1,15 @@
 """Which damages of a model `moebox quality` separates from healthy variants, on the embedded engine.
 
-    python benchmarks/quality.py [--only NAME,...] [--json FILE]
-    python benchmarks/quality.py --routes 100      (false alarms of the check `routes`, in 100 runs on a healthy server)
+    python benchmarks/quality.py [--only "NAME;..."] [--json FILE]
 
-The phantom is served as it is, in healthy variants (other kernels, batch sizes, cache types), with coarser weights, and
-damaged. Three healthy servers are the references; their distance from each other is the noise. A variant is named if
-`moebox quality` would call it different. Takes about 15 minutes on one core.
+The phantom is served as it is, in healthy variants (other kernels, batch sizes, threads, slots), and damaged. Three
+healthy servers are the references; their distance from each other is the noise. A variant is named if `moebox quality`
+would call it different. Quants are made by llama.cpp's own quantizer from an f16 model whose q8_0 is the phantom, and
+are compared with three servers of that model. Takes about 20 minutes on one idle core.
 """
 
 import argparse
+import ctypes
 import json
 import random
 import socket
@@ -17,19 +18,21 @@ import subprocess
 import sys
 import tempfile
 import time
+from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import xllamacpp
+
 from moebox import http, phantom
 from moebox.core.endpoint import Endpoint, endpoint_from_url
-from moebox.phantom.gguf import Q8_0, PhantomGguf
+from moebox.gguf_file import F16, WeightEntry, align_up, header_bytes
+from moebox.phantom.gguf import Q8_0, PhantomGguf, write_latent_gguf
 from moebox.quality.judge import judge_quality
 from moebox.quality.reader import read_texts
 from moebox.quality.reading import TextReading
 from moebox.quality.texts import standard_texts
-from moebox.verify.options import VerifyOptions
-from moebox.verify.runner import run_checks
 
 Damage = Callable[[PhantomGguf, bytearray], None]
 EXPERTS, USED = 16, 4
@@ -46,6 +49,17 @@ HEALTHY: dict[str, tuple[str, ...]] = {
     "flash attention on": ("-fa", "on"),
     "flash off, -ub 32": ("-fa", "off", "-ub", "32"),
     "flash off, bf16 cache": ("-fa", "off", "-ctk", "bf16"),
+    "-ub 2 -b 2": ("-ub", "2", "-b", "2"),
+    "-ub 16, flash off": ("-ub", "16", "-fa", "off"),
+    "3 threads, -ub 48": ("-t", "3", "-ub", "48"),
+    "experts not repacked": ("-ot", "exps=CPU"),
+    "no weights repacked": ("-ot", ".*=CPU"),
+    "4 slots, bf16 cache": ("-np", "4", "-ctk", "bf16", "-ctv", "bf16"),
+    "context of 8192": ("-c", "8192"),
+}
+LATENT: dict[str, tuple[str, ...]] = {  # the same weights with keys and values read through the latent cache
+    "latent attention": (),
+    "latent attention, flash off": ("-fa", "off"),
 }
 CACHES: dict[str, tuple[str, ...]] = {
     "q8_0 cache": ("-ctk", "q8_0", "-ctv", "q8_0", "-fa", "on"),
@@ -174,7 +188,56 @@ DAMAGES: dict[str, Damage] = {
     "rope base 10,000": set_meta("deepseek2.rope.freq_base", "f", 10_000.0),
     "rope base 60,000": set_meta("deepseek2.rope.freq_base", "f", 60_000.0),
 }
-WIDTHS: dict[str, Damage] = {f"{bits}-bit weights": coarsen(bits) for bits in (7, 6, 5, 4, 3, 2)}
+
+# ggml.h, enum ggml_type; the second is what llama.cpp takes for rows that are not a multiple of 256 (llama-quant.cpp)
+QUANTS: dict[str, tuple[int, int]] = {
+    "q8_0": (8, 8),
+    "q6_K": (14, 8),
+    "q5_K": (13, 7),
+    "q4_K": (12, 6),
+    "q3_K": (11, 20),
+    "q2_K": (10, 20),
+}
+
+
+class FineModel:
+    """An f16 model whose rounding to q8_0 is the phantom, and its quants."""
+
+    def __init__(self, source: Path) -> None:
+        self.model = PhantomGguf(source)
+        self.values: dict[str, array[float]] = {}
+        self.ggml = ctypes.CDLL(xllamacpp.xllamacpp.__file__)
+        self.ggml.ggml_quantize_chunk.restype = ctypes.c_size_t
+        rng = random.Random(11)
+        for name, tensor in self.model.tensors.items():
+            if tensor.kind == Q8_0:
+                values = self.values[name] = array("f")
+                for scale, *steps in struct.iter_unpack("<e32b", self.model.tensor_bytes(name)):
+                    values.extend([scale * (step + 0.98 * (rng.random() - 0.5)) for step in steps])
+            elif tensor.kind == F16:
+                self.values[name] = self.model.read_float32(name)
+
+    def write(self, path: Path, quant: str = "") -> None:
+        """Write the model in f16, or in a quantized format."""
+        entries, contents = [], []
+        for name, tensor in self.model.tensors.items():
+            kind, content = tensor.kind, self.model.tensor_bytes(name)
+            width = tensor.shape[-1]
+            if name in self.values:
+                kind = QUANTS[quant][width % 256 > 0] if quant else F16
+                content = self.encode(kind, self.values[name], width)
+            entries.append(WeightEntry(name=name, shape=tuple(reversed(tensor.shape)), type=kind, bytes=len(content)))
+            contents.append(content.ljust(align_up(len(content)), b"\0"))
+        path.write_bytes(header_bytes(self.model.meta, entries) + b"".join(contents))
+
+    def encode(self, kind: int, values: "array[float]", width: int) -> bytes:
+        buffer = ctypes.create_string_buffer(4 * len(values))
+        source = (ctypes.c_float * len(values)).from_buffer(values)
+        rows = ctypes.c_int64(len(values) // width)
+        size = self.ggml.ggml_quantize_chunk(
+            ctypes.c_int(kind), source, buffer, ctypes.c_int64(0), rows, ctypes.c_int64(width), None
+        )
+        return buffer.raw[:size]
 
 
 @contextmanager
@@ -195,9 +258,11 @@ def serve_phantom(path: Path, flags: tuple[str, ...]) -> Iterator[Endpoint]:
         server.wait()
 
 
-def read_variant(path: Path, flags: tuple[str, ...] = (), damage: Damage | None = None) -> tuple[TextReading, ...]:
-    """Score the short texts on one variant."""
-    texts = [text for text in standard_texts() if not text.depths and text.kind not in ("languages",)]
+def read_variant(
+    path: Path, flags: tuple[str, ...] = (), damage: Damage | None = None, *, every: int
+) -> tuple[TextReading, ...]:
+    """Score the short texts, or every second or third of them, on one variant."""
+    texts = [text for text in standard_texts() if not text.depths and text.kind not in ("languages",)][::every]
     with tempfile.TemporaryDirectory() as folder:
         if damage:
             model = PhantomGguf(path)
@@ -211,45 +276,51 @@ def read_variant(path: Path, flags: tuple[str, ...] = (), damage: Damage | None 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="")
+    parser.add_argument("--only", default="", help="names of variants")
+    parser.add_argument("--every", type=int, default=1, help="score every such text only, on a slow machine")
     parser.add_argument("--json", type=Path)
-    parser.add_argument(
-        "--routes", type=int, default=0, help="only run the check `routes` so often on a healthy server"
-    )
     given = parser.parse_args()
     source = phantom.gguf_path()
-    if given.routes:
-        with serve_phantom(source, ("-np", "4", "-c", "16384")) as endpoint:
-            for seed in range(given.routes):
-                options = VerifyOptions(seed=seed, parallel=4)
-                check = run_checks(endpoint, options, only=["routes"]).rungs[0]
-                print(seed, check.verdict, [probe.reason for probe in check.probes], flush=True)
-        return
-    references = {name: read_variant(source, flags) for name, flags in REFERENCES.items()}
-    cases: list[tuple[str, str, tuple[str, ...], Damage | None]] = []
-    cases += [("healthy", name, flags, None) for name, flags in HEALTHY.items()]
-    cases += [("cache", name, flags, None) for name, flags in CACHES.items()]
-    cases += [("width", name, (), damage) for name, damage in WIDTHS.items()]
-    cases += [("damage", name, (), damage) for name, damage in DAMAGES.items()]
+    kept = [name for name in given.only.split(";") if name]
     rows = []
-    for group, name, flags, damage in cases:
-        if given.only and name not in given.only.split(","):
-            continue
-        judged = judge_quality(list(references.values()), read_variant(source, flags, damage))
-        figures = judged.figures
-        rows.append({"group": group, "name": name, "different": judged.different, "kl": figures.mean_kl.value})
-        interval = f"{figures.mean_kl.low:.4f} to {figures.mean_kl.high:.4f}"
-        shown = "DIFFERENT" if judged.different else "no difference"
-        ratio = figures.perplexity_ratio.value if figures.perplexity_ratio else 0.0
-        noise = f"noise {judged.noise:.4f}" if judged.noise is not None else ""
-        print(
-            f"{group:8}{name:34}{figures.mean_kl.value:8.4f} ({interval})  p99 {figures.p99_kl.value:6.3f}"
-            f"  top-1 {figures.same_top.value:6.1%}  ppl x{ratio:.3f}  {shown}  {noise}",
-            flush=True,
-        )
+    with tempfile.TemporaryDirectory() as folder:
+        write_latent_gguf(source, latent := Path(folder, "latent.gguf"))
+        healthy = {name: (flags, source, None) for name, flags in HEALTHY.items()}
+        healthy |= {name: (flags, latent, None) for name, flags in LATENT.items()}
+        groups: list[tuple[str, Path, dict[str, tuple[tuple[str, ...], Path, Damage | None]]]] = [
+            ("healthy", source, healthy),
+            ("cache", source, {name: (flags, source, None) for name, flags in CACHES.items()}),
+            ("damage", source, {name: ((), source, damage) for name, damage in DAMAGES.items()}),
+        ]
+        fine, quants = FineModel(source), {}
+        fine.write(original := Path(folder, "f16.gguf"))
+        for name in QUANTS:
+            fine.write(path := Path(folder, f"{name}.gguf"), name)
+            quants[name] = ((), path, None)
+        groups.append(("quant", original, {"f16": (("-t", "2"), original, None), **quants}))
+        references: dict[Path, list[tuple[TextReading, ...]]] = {}
+        for group, like, cases in groups:
+            for name, (flags, path, damage) in cases.items():
+                if kept and name not in kept:
+                    continue
+                if like not in references:
+                    references[like] = [read_variant(like, each, every=given.every) for each in REFERENCES.values()]
+                judged = judge_quality(references[like], read_variant(path, flags, damage, every=given.every))
+                figures = judged.figures
+                rows.append({"group": group, "name": name, "different": judged.different, "kl": figures.mean_kl.value})
+                interval = f"{figures.mean_kl.low:.4f} to {figures.mean_kl.high:.4f}"
+                ratio = figures.perplexity_ratio.value if figures.perplexity_ratio else 0.0
+                print(
+                    f"| {group} | {name} | {figures.mean_kl.value:.4f} ({interval}) | {figures.p99_kl.value:.3f} "
+                    f"| {figures.same_top.value:.1%} | x{ratio:.3f} | {judged.noise or 0:.4f} "
+                    f"| {'different' if judged.different else 'no difference'} |",
+                    flush=True,
+                )
     for group in dict.fromkeys(str(row["group"]) for row in rows):
         some = [row for row in rows if row["group"] == group]
         print(f"{group}: {sum(bool(row['different']) for row in some)} of {len(some)} called different")
+    found = [row["kl"] for row in rows if row["group"] == "quant"]
+    print(f"quants in the right order: {'yes' if found == sorted(found) else 'no'}")
     if given.json:
         given.json.write_text(json.dumps(rows, indent=1))
 
