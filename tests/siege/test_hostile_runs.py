@@ -96,7 +96,7 @@ SOME = (
 )
 
 
-@pytest.mark.parametrize("name", one_in(2, SOME))
+@pytest.mark.parametrize("name", one_in(3, SOME))
 def test_some_hostile_folders(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One of each sort; the browser prints what escapes were put into."""
     run = good(tmp_path / "runs")

@@ -43,7 +43,7 @@ def test_triples_contain_every_pair_too() -> None:
     assert len(rows) < 160
 
 
-@pytest.mark.parametrize("fault", one_in(2, PAIRS))
+@pytest.mark.parametrize("fault", one_in(4, PAIRS))
 def test_a_fault_of_two_features_is_found(oracle: str, fault: str) -> None:
     """Red, with the features that are needed for it."""
     verdict = check_combinations(oracle, fault)
