@@ -110,6 +110,11 @@ class _GpuSamples:
     ecc_after: int | None = None
 
 
+def url_port(parts: urllib.parse.SplitResult) -> int:
+    """Return the port that a URL means."""
+    return parts.port or (443 if parts.scheme == "https" else 80)
+
+
 def server_processes(url: str) -> frozenset[int] | None:
     """Find the processes on this machine that listen at a URL.
 
@@ -117,22 +122,23 @@ def server_processes(url: str) -> frozenset[int] | None:
     behind a container's proxy.
     """
     parts = urllib.parse.urlsplit(url)
-    port = parts.port or (443 if parts.scheme == "https" else 80)
+    port = url_port(parts)
     try:
         addresses = {found[4][0] for found in socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)}
         local = {address.address for each in psutil.net_if_addrs().values() for address in each}
         if not any(ipaddress.ip_address(address).is_loopback or address in local for address in addresses):
             return frozenset()
-        rows = [row.split() for name in ("tcp", "tcp6") for row in _read_lines(Path("/proc/net", name))]
+        rows = map(str.split, [*_read_lines("tcp"), *_read_lines("tcp6")])
         sockets = {f"socket:[{row[9]}]" for row in rows if row[3] == LISTENING and row[1].endswith(f":{port:04X}")}
         pids = frozenset(pid for pid in psutil.pids() if sockets & _open_files(pid))
-        names = {psutil.Process(pid).name() for pid in pids}
+        is_proxy = any(psutil.Process(pid).name() in PROXIES for pid in pids)
     except (OSError, ValueError, psutil.Error):
         return None
-    return None if not pids or names & PROXIES else pids
+    return None if is_proxy or not pids else pids
 
 
-def _read_lines(path: Path) -> list[str]:
+def _read_lines(name: str) -> list[str]:
+    path = Path("/proc/net", name)
     return path.read_text(encoding="ascii").splitlines()[1:] if path.exists() else []
 
 

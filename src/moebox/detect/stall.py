@@ -26,7 +26,7 @@ import psutil
 from moebox import http
 from moebox.core.endpoint import Endpoint
 from moebox.core.metrics import find_metric, parse_prometheus
-from moebox.detect.conditions import server_processes
+from moebox.detect.conditions import server_processes, url_port
 from moebox.detect.nvml import load_nvml, query
 from moebox.errors import ExternalError
 from moebox.escape import printable_line
@@ -184,7 +184,7 @@ class StallWatch:
         return tree, used_s - before[0] > STILL_CORES * (now - before[1])
 
     def _shows_life(self, gpus: list[GpuLook]) -> bool:
-        return any(self._answers(path) for path in ("/health", "/metrics")) or any(gpu.busy > 0 for gpu in gpus)
+        return any(map(self._answers, ("/health", "/metrics"))) or any(gpu.busy > 0 for gpu in gpus)
 
     def _counts_progress(self) -> bool:
         """True if the server's own counters of tokens and steps changed since the last look."""
@@ -210,7 +210,7 @@ class StallWatch:
     def _answers(self, path: str) -> bool:
         """True if the server replies anything, or refuses the connection: then its requests fail by themselves."""
         parts = urllib.parse.urlsplit(self.endpoint.server_url)
-        address = (str(parts.hostname), parts.port or (443 if parts.scheme == "https" else 80))
+        address = (str(parts.hostname), url_port(parts))
         try:
             with socket.create_connection(address, timeout=self.limits.reply_s) as connection:
                 connection.sendall(f"GET {parts.path}{path} HTTP/1.0\r\nHost: {parts.netloc}\r\n\r\n".encode())

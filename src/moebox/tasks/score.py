@@ -4,6 +4,7 @@ Both run in the sandbox, one after the other, in processes of their own; only va
 prints PASS, ends the process or writes to the pipe of its results gains nothing.
 """
 
+import itertools
 import math
 import statistics
 from collections import Counter
@@ -90,7 +91,7 @@ def family_scores(results: Sequence[JobResult]) -> list[FamilyScore]:
     for group in groups.values():
         calls = [call for result in group for call in result.all_calls]
         passed, hidden = (sum(counts) for counts in zip(*(result.hidden_tests for result in group), strict=True))
-        turns = [turn for result in group for turn in result.turns]
+        turns = itertools.chain.from_iterable(result.turns for result in group)
         timed = [(turn.completion_tokens, turn.tok_s) for turn in turns if turn.completion_tokens and turn.tok_s]
         writing_s = sum(tokens / rate for tokens, rate in timed)
         scores.append(

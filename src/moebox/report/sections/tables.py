@@ -67,6 +67,17 @@ def figures_section(records: Sequence[RunRecord]) -> Section:
     return Section(id="figures", title="Detailed figures", lead=lead, blocks=tuple(blocks))
 
 
+def figure_cells(figure: FigureColumn, loads: Sequence[LoadResult]) -> list[TableCell]:
+    """One figure of each load, the best one marked; empty if no load has it."""
+    values = [figure.read(load) for load in loads]
+    known = [value for value in values if value is not None]
+    best = max(known, key=lambda value: figure.better * value) if figure.better and len(known) > 1 else None
+    format_value = format_ms if figure.latency else format_number
+    tones: dict[float | None, Tone] = {best: "best", None: ""}
+    cells = [TableCell(text=format_value(value), value=value, tone=tones.get(value, "")) for value in values]
+    return cells if known else []
+
+
 def figures_table(
     records: Sequence[RunRecord], rows: Sequence[tuple[int, LoadResult]], workload: str, *, named: bool
 ) -> ReportTable:
@@ -78,23 +89,13 @@ def figures_table(
         columns.append((TableColumn(title="Run", numeric=False), cells))
     if len({load.name for load in loads}) > 1 and not all(load.concurrency for load in loads):
         columns.append((TableColumn(title="Measurement", numeric=False), [text_cell(load.name) for load in loads]))
-    for figure in FIGURES:
-        values = [figure.read(load) for load in loads]
-        known = [value for value in values if value is not None]
-        if known:
-            best = None
-            if figure.better and len(known) > 1:
-                best = max(known) if figure.better > 0 else min(known)
-            cells = []
-            for value in values:
-                tone: Tone = "best" if value is not None and value == best else ""
-                text = format_ms(value) if figure.latency else format_number(value)
-                cells.append(TableCell(text=text, value=value, tone=tone))
-            columns.append((TableColumn(title=figure.title), cells))
+    shown = ((TableColumn(title=figure.title), figure_cells(figure, loads)) for figure in FIGURES)
+    columns += [(column, cells) for column, cells in shown if cells]
     if any(map(load_remark, loads)):
         cells = [
             text_cell(
-                load_remark(load) or " ", tone="warn" if load.client_limited or load.flags or load.failed else "quiet"
+                load_remark(load) or " ",
+                tone="warn" if any((load.client_limited, load.flags, load.failed)) else "quiet",
             )
             for load in loads
         ]
