@@ -1,5 +1,6 @@
 """What an engine cannot run yet is refused by engine and version, not by model."""
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -7,12 +8,15 @@ import pytest
 from moebox.checkpoint import deploy
 from moebox.core import catalogue, families
 from moebox.core.recipe import Parallel, Recipe
+from moebox.engines import find_refusals
 from moebox.engines.engine import load_engine
+from moebox.engines.support import deployment_support
 from moebox.errors import MoeboxError
 from moebox.planner.choose import choose_plan
 from moebox.planner.constraints import Constraints
 from moebox.planner.speed import Speed
 from tests.planner.boxes import box_with
+from tests.sampling import one_in
 
 B200 = box_with(8, "b200")
 RAM = box_with(1, "rtx-pro-6000-server", ram=2**41, ram_bandwidth=614_400_000_000)
@@ -78,3 +82,43 @@ def test_a_slowdown_of_many_requests_leaves_one_stream_as_it_is() -> None:
     speed = Speed.for_deployment(deploy(recipe, box_with(2, "rtx-pro-6000-server")))
     assert [speed.known_share(streams) for streams in (1, 32, 40, 64)] == [1.0, 1.0, 0.2, 0.2]
     assert "reported slowdown" in speed.step_parts(64, 1024)
+
+
+SAMPLED = random.Random(20261117).sample(
+    [
+        (model, box, engine)
+        for model in ("kimi-k2.6", "glm-5.3", "glm-5.3-flash", "deepseek-v4-flash", "minimax-m3", "qwen3.5-122b", "hy3")
+        for box in (
+            (2, "rtx-pro-6000-server"),
+            (4, "rtx-5090"),
+            (8, "h200"),
+            (8, "a100-80gb"),
+            (8, "mi300x"),
+            (4, "b300"),
+        )
+        for engine in ("", "vllm", "sglang", "llama.cpp")
+    ],
+    48,
+)
+
+
+@pytest.mark.parametrize(("model", "box", "engine"), one_in(12, SAMPLED, unpack=True))
+def test_no_default_plan_is_known_not_to_start(model: str, box: tuple[int, str], engine: str) -> None:
+    """What the matrix knows to fail is not planned, and a row on wrong answers is at least a warning."""
+    place = box_with(*box, ram=2**40, ram_bandwidth=300_000_000_000)
+    try:
+        plan = choose_plan(
+            place,
+            catalogue.find_model(model),
+            catalogue.published_checkpoints(model),
+            Constraints(engine=engine or None),
+        )
+    except MoeboxError:
+        return  # nothing fits or runs: refused, which is no plan
+    deployment = deploy(plan.recipe, place)
+    states = {support.state for _, support in deployment_support(deployment)}
+    assert states.isdisjoint({"no-start", "crashes", "hangs", "wrong"}), plan.recipe
+    rows = [match.row for _, support in deployment_support(deployment) for match in support.matches]
+    shown = {warning.text: warning.severity for warning in (*plan.warnings, *find_refusals(deployment))}
+    for row in (row for row in rows if row.state == "wrong"):
+        assert shown.get(row.text) in ("warning", "fatal"), row.id
