@@ -82,6 +82,7 @@ def plan(
     from dataclasses import replace
 
     from moebox.checkpoint import look_up_model
+    from moebox.checkpoint.remote import FORMATS_SEEN
     from moebox.core import validation
     from moebox.core.plan import PlanWarning
     from moebox.flows import boxes, recipes
@@ -95,7 +96,11 @@ def plan(
         return recipes.plan_phantom(place)
     known = look_up_model(model) if isinstance(model, str) else model
     chosen = choose_plan(place, known.model, known.checkpoints, constraints or Constraints())
-    notes = tuple(PlanWarning(symptom="", text=note, severity="note") for note in known.notes)
+    name = chosen.recipe.checkpoint
+    quants = (each.quant for each in known.checkpoints if name in (each.name, each.path, each.repo))
+    used = name.partition(":")[2] or next(quants, name)
+    texts = (f"{note}; this plan uses {used}" if note.startswith(FORMATS_SEEN) else note for note in known.notes)
+    notes = tuple(PlanWarning(symptom="", text=text, severity="note") for text in texts)
     chosen = replace(chosen, warnings=(*notes, *chosen.warnings))
     chosen = boxes.with_planned_box(chosen, box, ram=ram, ram_bandwidth=ram_bandwidth)
     validation.validate_recipe(chosen.recipe)  # `up` would refuse it

@@ -66,6 +66,21 @@ def test_gguf_headers_are_read_by_range(hub: HubServer, moebox: Moebox, tmp_path
     assert hub.sent < len(long)
 
 
+def test_a_plan_names_the_formats_of_a_repository_and_its_own(hub: HubServer, moebox: Moebox, tmp_path: Path):
+    """Three GGUFs in one repository: all are listed, and the one that the plan loads is named."""
+    data = tiny.gguf(tmp_path / "a.gguf", tiny.DEEPSEEK2, tiny.TENSORS).read_bytes()
+    hub.repos["org/Many"] = Repo({f"T-{quant}.gguf": data for quant in ("Q8_0", "IQ3_K", "Q4_K_M")})
+    for chosen in ("Q8_0", "Q4_K_M"):
+        plan = (
+            moebox("plan", "org/Many", "--box", "1x-h200", "--checkpoint", f"org/Many:{chosen}", "--json")
+            .good()
+            .document
+        )
+        (note,) = [each["text"] for each in plan["warnings"] if "formats seen on the Hub" in each["text"]]
+        assert all(quant in note for quant in ("Q8_0", "IQ3_K", "Q4_K_M"))
+        assert note.endswith(f"this plan uses {chosen}")
+
+
 def test_code_of_a_repository_is_never_run_or_allowed(hub: HubServer, moebox: Moebox, tmp_path: Path):
     """A repository with the shape of a trusted model does not get that model's permission to run its own code."""
     marker = tmp_path / "ran"

@@ -39,6 +39,9 @@ _QUANT = re.compile(r"(?:(?:UD|smol)-)?(?:I?Q\d\w*|TQ\d\w*|MXFP4\w*|BF16|F16|F32
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
+FORMATS_SEEN = "formats seen on the Hub"  # a plan adds to this note which one it uses
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptModel:
     """A model as it was read from the Hub: the row that is kept."""
@@ -59,9 +62,11 @@ class KeptModel:
         """Return the row as a model to plan with, with a note on where it is from."""
         where = f"{self.repo}@{self.revision or 'main'}"
         notes = [f"{where} ({self.commit[:12]}) read on {self.read_on}; `moebox models add` reads it again"]
-        if self.formats:
-            seen = ", ".join(f"{kind} ({repos[0]})" for kind, repos in self.formats.items())
-            notes.append(f"this plan uses {self.checkpoints[0].quant}; formats seen on the Hub: {seen}")
+        own = (each.name.partition(":")[2] or each.quant for each in self.checkpoints)  # a GGUF by its file's name
+        formats = dict.fromkeys(own, (self.repo,)) | self.formats
+        if len(formats) > 1:
+            seen = ", ".join(f"{kind} ({repos[0]})" for kind, repos in formats.items())
+            notes.append(f"{FORMATS_SEEN}: {seen}")
         return ResolvedModel(model=self.model, checkpoints=self.checkpoints, notes=(*notes, *self.notes))
 
 
