@@ -12,7 +12,9 @@ import pytest
 
 from moebox import codec, phantom
 from moebox.cli import main
+from moebox.core import catalogue
 from moebox.core.box import Box
+from moebox.core.divergence import known_divergences
 from moebox.core.recipe import Recipe
 from moebox.phantom.folder import write_hf_folder as write_folder
 from tests.checkpoint import tiny
@@ -416,3 +418,27 @@ def test_an_empty_folder_hides_no_model(
     assert "the folder kimi-k2.6 contains no model" in capsys.readouterr().out
     assert main(["plan", "./kimi-k2.6", *BOX]) == 2
     assert main(["up", "phantom", "--dry-run"]) == 0
+
+
+def test_known_divergence_of_formats_is_shown_with_its_source(capsys: pytest.CaptureFixture[str]):
+    """The chosen format's published distance in the answer, all of the model's on --all and in JSON; others unknown."""
+    words = ["plan", "qwen3.5-397b", "--box", "4x-rtx-pro-6000"]
+    assert main([*words, "--checkpoint", "nvfp4"]) == 0
+    assert "nvfp4: 0.035 nats from fp8-block" in capsys.readouterr().out
+    assert main([*words, "--checkpoint", "nvfp4", "--json"]) == 0
+    rows = {row["format"]: row for row in json.loads(capsys.readouterr().out)["known_divergence"]}
+    assert rows["int4-g128"]["kl"] == 0.0241
+    assert rows["nvfp4"]["source"].startswith("https://")
+    assert main(["plan", "glm-5.1", "--box", "8x-h200", "--all"]) == 0
+    text = capsys.readouterr().out
+    assert "fp8-block: unknown" in text
+    assert "0.0374" in text
+
+
+def test_every_published_divergence_is_about_a_model_of_the_catalogue():
+    """Rows decode, name known models, and have a source with a date."""
+    for row in catalogue.load_table("divergence")["divergence"]:
+        for model in row["models"]:
+            found = list(known_divergences(catalogue.find_model(model).name))
+            assert all(each.source.startswith("https://") and "20" in each.date for each in found)
+            assert all(0 <= (each.kl or 0) < 5 and 0.9 < (each.perplexity or 1) < 5 for each in found)

@@ -11,6 +11,8 @@ from moebox import engines
 from moebox.assess.assessment import Assessment, AssessmentCell, Tone
 from moebox.checkpoint import deploy
 from moebox.cli.display import CELL_INDENT, make_grid, make_table
+from moebox.cli.plan_quality import quality_part
+from moebox.core.divergence import find_divergence
 from moebox.core.model import Component, Model
 from moebox.core.plan import ArithmeticLine, DeviceMemory, Forecast, Plan
 from moebox.core.registry import engine_display_name
@@ -63,6 +65,9 @@ class NextSteps:
 def answer(plan: Plan, model: Model, steps: NextSteps, *, width: int) -> Assessment:
     """Return what the user asked for, in at most 24 lines of 80 columns; warnings have one line each."""
     cells = [AssessmentCell(name="chosen", text=plan_title(plan, model).plain), fit_cell(plan), speed_cell(plan)]
+    checkpoint = deploy(plan.recipe).checkpoint
+    if known := find_divergence(checkpoint):
+        cells.append(AssessmentCell(name="quality", text=f"{checkpoint.quant}: {known.summary(checkpoint)}"))
     order = list(SEVERITY_TONES)
     warnings = sorted(plan.warnings, key=lambda warning: order.index(warning.severity))
     for number, warning in enumerate(warnings[:SHOWN_WARNINGS]):
@@ -149,6 +154,7 @@ def whole_page(plan: Plan, model: Model, steps: NextSteps) -> "RenderableType":
         "memory": memory_part(plan),
         "forecast": forecast_part(plan),
         "alternatives" if plan.alternatives else "throughput": alternatives_part(plan),
+        "quality of formats": quality_part(plan),
     }
     if plan.refused:
         refused = list(plan.refused.items())[:4]
