@@ -31,6 +31,7 @@ from moebox.report.sections.memory import memory_section
 from moebox.report.sections.models import models_section
 from moebox.report.sections.performance import performance_section
 from moebox.report.sections.plan import plan_section
+from moebox.report.sections.quality import quality_section
 from moebox.report.sections.recommendations import recommendations_section
 from moebox.report.sections.reproduce import notes_section, reproduce_section
 from moebox.report.sections.summary import summary_section
@@ -53,6 +54,7 @@ SECTIONS: tuple[SectionMaker, ...] = (
     plan_section,
     kernels_section,
     checks_section,
+    quality_section,
     tasks_section,
     attempts_section,
     climb_section,

@@ -26,6 +26,8 @@ from moebox.core.verdict import CheckResults, CheckVerdict, Gain, Mark
 from moebox.errors import BadInput
 from moebox.escape import one_line
 from moebox.loose import Json, as_object, get_number, get_objects, get_text, is_true
+from moebox.quality.measure import RESULT_FILE, QualityResult
+from moebox.quality.reference import FILE_NAME
 from moebox.redact import hide_secrets
 from moebox.runs import history
 from moebox.runs.loads import read_loads
@@ -43,7 +45,7 @@ RECIPES = ("recipe.toml", "best.toml", "start.toml")  # of a launch; of a climb 
 OWN_NAMES = {"run.json", "events.jsonl", "plan.json", PIPELINE, PIPELINE_BEFORE, "verify.json", "climb.json"}
 OWN_NAMES |= {"verdicts", "measurements", "climb", "kernels", "configs", "patches", "logs", "recipes", "kernels.json"}
 OWN_NAMES |= {"answers.json", "doctor.json", "report.html", "report.pdf", "report.md", "launch.sh", "tasks.json"}
-OWN_NAMES |= {"tasks", "calibration.json", "compare.json", "nodes.json", "fleet.json", "A", "B"}
+OWN_NAMES |= {"tasks", "calibration.json", "compare.json", "nodes.json", "fleet.json", "A", "B", RESULT_FILE, FILE_NAME}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,6 +266,7 @@ def read_run(run: Run) -> RunRecord:
         failure=history.find_failure(pipeline, attempts, problems, climb_failure),
         kernels=tuple(reader.read_kernels()),
         tasks=tasks,
+        quality=reader.read(QualityResult, RESULT_FILE),
         phases=tuple(history.phases(entries, pipeline)),
         commands=tuple(launch_commands(run.path, info, entries)),
         versions=tuple(software_versions(info, box, entries).items()),

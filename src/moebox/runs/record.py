@@ -20,6 +20,7 @@ from moebox.core.recipe import Recipe
 from moebox.core.result import LatencyStats, Measurement
 from moebox.core.verdict import CheckVerdict, Mark
 from moebox.loose import Json
+from moebox.quality.measure import QualityResult
 from moebox.tasks.result import TaskRun
 from moebox.units import plural
 
@@ -245,6 +246,7 @@ class RunRecord:
     failure: RunFailure | None = None
     kernels: tuple[KernelFindings, ...] = ()
     tasks: TaskRun | None = None
+    quality: QualityResult | None = None
     phases: tuple[tuple[str, float, float], ...] = ()  # name, start, end
     commands: tuple[tuple[str, str], ...] = ()  # title, text
     versions: tuple[tuple[str, str], ...] = ()
