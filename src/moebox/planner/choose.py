@@ -36,7 +36,7 @@ def choose_plan(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], con
         box=box.name,
         goal=constraints.goal,
         memory=best.memory,
-        forecast=forecast_rows(best),
+        forecast=tuple(forecast_rows(best)),
         reasons=explain.explain_choice(best, others, tried, climb),
         warnings=(
             *best.known_issues,

@@ -151,25 +151,7 @@ def _explain_start(recipe: Recipe, climb: Climb, *, bold: bool) -> str:
 
 def list_alternatives(best: RatedCandidate, others: list[RatedCandidate]) -> tuple[Alternative, ...]:
     """Return the best of each other kind of recipe that starts, and what choosing it would change."""
-    recipe, checkpoint = best.recipe, best.checkpoint
-    kinds: list[Kind] = [  # in order of interest
-        lambda other: (
-            bool(other.recipe.runtime.preset) != bool(recipe.runtime.preset) and other.recipe.speculate is None
-        ),
-        lambda other: other.recipe.speculate is not None and recipe.speculate is None,
-        lambda other: other.recipe.engine != recipe.engine and other.recipe.hybrid is None,
-        lambda other: other.recipe.parallel.dcp > recipe.parallel.dcp and _differs_only_in(other, best, "parallel"),
-        lambda other: _differs_only_in(other, best, "parallel") and other.recipe.parallel.pp != recipe.parallel.pp,
-        lambda other: other.checkpoint != checkpoint and other.recipe.engine == recipe.engine,
-        lambda other: other.recipe.hybrid is not None and prefer.goal_figure(other) > prefer.goal_figure(best) / 2,
-    ]
-    if recipe.hybrid:
-        kinds = [
-            lambda other: other.checkpoint != checkpoint and other.recipe.engine == recipe.engine,
-            lambda other: other.recipe.engine != recipe.engine and other.recipe.hybrid is not None,
-            lambda other: other.recipe.hybrid is None,
-            lambda other: other.checkpoint == checkpoint and other.recipe.engine == recipe.engine,
-        ]
+    recipe, kinds = best.recipe, alternative_kinds(best)
     # First what has most of the goal's figure with the same image and drafts, if that is more than the choice has.
     start = (recipe.runtime, recipe.speculate)
     same = [other for other in others if (other.recipe.runtime, other.recipe.speculate) == start]
@@ -193,6 +175,29 @@ def list_alternatives(best: RatedCandidate, others: list[RatedCandidate]) -> tup
         )
         alternatives.append(alternative)
     return tuple(alternatives)
+
+
+def alternative_kinds(best: RatedCandidate) -> list[Kind]:
+    """Return the kinds of recipes that are shown beside the choice, in order of interest."""
+    recipe, checkpoint = best.recipe, best.checkpoint
+    if recipe.hybrid:
+        return [
+            lambda other: other.checkpoint != checkpoint and other.recipe.engine == recipe.engine,
+            lambda other: other.recipe.engine != recipe.engine and other.recipe.hybrid is not None,
+            lambda other: other.recipe.hybrid is None,
+            lambda other: other.checkpoint == checkpoint and other.recipe.engine == recipe.engine,
+        ]
+    return [
+        lambda other: (
+            bool(other.recipe.runtime.preset) != bool(recipe.runtime.preset) and other.recipe.speculate is None
+        ),
+        lambda other: other.recipe.speculate is not None and recipe.speculate is None,
+        lambda other: other.recipe.engine != recipe.engine and other.recipe.hybrid is None,
+        lambda other: other.recipe.parallel.dcp > recipe.parallel.dcp and _differs_only_in(other, best, "parallel"),
+        lambda other: _differs_only_in(other, best, "parallel") and other.recipe.parallel.pp != recipe.parallel.pp,
+        lambda other: other.checkpoint != checkpoint and other.recipe.engine == recipe.engine,
+        lambda other: other.recipe.hybrid is not None and prefer.goal_figure(other) > prefer.goal_figure(best) / 2,
+    ]
 
 
 def candidate_title(candidate: RatedCandidate, best: RatedCandidate) -> str:

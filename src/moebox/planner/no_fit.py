@@ -94,6 +94,12 @@ def no_fit_error(
         text = f"{model.title} does not run on {box.name}{f' with {shown}' if shown else ''}: {fitting[0].fatal_issue}"
         ways = itertools.chain(_without_constraints(query), suggest_remedies(query, tried))
         return DoesNotFit(text, hint="; ".join(itertools.islice(ways, MAX_REMEDIES)) or None)
+    return shortfall_error(query, tried)
+
+
+def shortfall_error(query: FitQuery, tried: list[RatedCandidate]) -> DoesNotFit:
+    """Return the error that names how much the nearest candidate needs, and where."""
+    box, model = query.box, query.model
     nearest = min(tried, key=lambda rated: (rated.memory.shortfall or 2**62, rated.candidate.tier))
     recipe, layout = nearest.recipe, ""
     if recipe.hybrid:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from moebox.core import catalogue, registry
+from moebox.core.model import Checkpoint, Model
 from moebox.engines.support import estimated_slow_rows
 from moebox.planner.candidates import LEAST_BITS, START_UTILIZATION
 from moebox.planner.rate import RatedCandidate
@@ -55,16 +56,7 @@ def all_discounts(rated: RatedCandidate) -> tuple[Discount, ...]:
     if not engine.is_proven:
         discounts.append(Discount(FEW_ROWS, f"few have measured {engine.title}"))
     if not checkpoint.native and not checkpoint.path:
-        same_maker = checkpoint.repo.partition("/")[0].lower() == model.repo.partition("/")[0].lower()
-        # A GGUF of that size keeps what the makers' rounded weights hold.
-        rounded = checkpoint.format != "gguf" and native_bits_per_weight(model.name) <= 1.05 * bits
-        if same_maker:
-            discounts.append(Discount(OTHER_FORMAT, "a smaller format of its makers"))
-        elif rounded:
-            reason = "a third party rounded the makers' rounded weights once more"
-            discounts.append(Discount(ROUNDED_TWICE, reason))
-        else:
-            discounts.append(Discount(THIRD_PARTY, "weights that a third party made smaller"))
+        discounts.append(format_discount(model, checkpoint))
     if step and not step.kernel.measured and not rated.speed.measured:
         discounts.append(Discount(UNMEASURED, f"no published {step.kernel.quant} results on such GPUs"))
     usual_kv = "fp8" if recipe.runtime.preset else "bf16"
@@ -86,6 +78,17 @@ def all_discounts(rated: RatedCandidate) -> tuple[Discount, ...]:
     )
     discounts += [Discount(row.factor or 1.0, f"reported slower than this: {row.text}", always=True) for row in slow]
     return (*discounts, *(discount for applies, discount in settings if applies))
+
+
+def format_discount(model: Model, checkpoint: Checkpoint) -> Discount:
+    """Return the discount of weights that are not as the makers published them first."""
+    if checkpoint.repo.partition("/")[0].lower() == model.repo.partition("/")[0].lower():
+        return Discount(OTHER_FORMAT, "a smaller format of its makers")
+    # A GGUF of that size keeps what the makers' rounded weights hold.
+    bits = checkpoint.bits_per_weight(model)
+    if checkpoint.format != "gguf" and native_bits_per_weight(model.name) <= 1.05 * bits:
+        return Discount(ROUNDED_TWICE, "a third party rounded the makers' rounded weights once more")
+    return Discount(THIRD_PARTY, "weights that a third party made smaller")
 
 
 @functools.cache

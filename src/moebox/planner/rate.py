@@ -1,6 +1,6 @@
 """Candidates with their memory, known issues and forecast: what the choice is made from."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -145,9 +145,8 @@ def raise_utilization(candidate: RatedCandidate) -> RatedCandidate:
     return candidate
 
 
-def forecast_rows(candidate: RatedCandidate) -> tuple[Forecast, ...]:
-    """Forecast by context and concurrency, as far as the cache holds them."""
-    rows = []
+def forecast_rows(candidate: RatedCandidate) -> Iterator[Forecast]:
+    """Yield the forecast by context and concurrency, as far as the cache holds them."""
     for context in sizes_up_to(candidate.recipe.context, CONTEXTS)[-4:]:
         for streams in sorted({*CONCURRENCIES, candidate.constraints.concurrency or 1}):
             held = streams <= candidate.memory.held_sequences(context, candidate.recipe.context)
@@ -157,7 +156,7 @@ def forecast_rows(candidate: RatedCandidate) -> tuple[Forecast, ...]:
             prompt_rate = context / reading if reading else 0.0
             low, high = candidate.speed.step_range(streams, context)
             slow, fast = candidate.speed.prompt_range(context)
-            row = Forecast(
+            yield Forecast(
                 context=context,
                 concurrency=streams,
                 decode_tok_s=round(rate, 2),
@@ -168,8 +167,6 @@ def forecast_rows(candidate: RatedCandidate) -> tuple[Forecast, ...]:
                 prefill_high_tok_s=round(prompt_rate * fast, 1),
                 ttft_s=round(reading, 4),
             )
-            rows.append(row)
-    return tuple(rows)
 
 
 def sizes_up_to(limit: int, sizes: tuple[int, ...]) -> tuple[int, ...]:

@@ -214,13 +214,10 @@ class Scheduler:
             if request.tokens_made >= request.output:  # one token was all it wanted
                 self._leave(request)
                 finished.append(request)
+        begun, ended = tuple(ready), tuple(finished)
+        steps = min(batch, 1)
         return ScheduleSlice(
-            seconds=seconds,
-            steps=min(batch, 1),
-            batch=batch,
-            tokens_read=fresh,
-            started=tuple(ready),
-            finished=tuple(finished),
+            seconds=seconds, steps=steps, batch=batch, tokens_read=fresh, started=begun, finished=ended
         )
 
     def _start(self, request: SimulatedRequest) -> None:

@@ -27,22 +27,7 @@ def known_issues(deployment: Deployment) -> tuple[PlanWarning, ...]:
     recipe, version = deployment.recipe, engines.version_or_newest(deployment.recipe)
     refusals = engines.find_refusals(deployment)
     cited = {link for refusal in refusals for link in LINK.findall(refusal.source)}
-    symptoms: dict[str, symptom.Symptom] = {}
-    for sm in [gpu.sm for gpu in deployment.gpu_kinds] or [""]:
-        predicted = symptom.predicted_symptoms(
-            engine=recipe.engine, version=version, sm=sm, model=deployment.model.name, recipe=recipe
-        )
-        symptoms |= {each.id: each for each in predicted}
-    issues = list(refusals)
-    for each in symptoms.values():
-        if cited.isdisjoint(LINK.findall(each.source)):
-            remedy, change = choose_remedy(recipe, remedy=each.remedy, change=each.change, area=each.area)
-            changes = symptom.changes_text(change)
-            remedy = f"{remedy} ({changes})" if changes and "{" not in changes else remedy
-            issue = PlanWarning(
-                symptom=each.id, text=each.cause, remedy=remedy, severity=each.severity, source=each.source
-            )
-            issues.append(issue)
+    issues = [*refusals, *symptom_issues(deployment, version, cited)]
     # The compiled kernels are Triton MLA's; sparse attention and patched images run others.
     mla = deployment.model.mla
     dense_mla = mla is not None and not mla.indexer and not recipe.runtime.preset
@@ -50,6 +35,25 @@ def known_issues(deployment: Deployment) -> tuple[PlanWarning, ...]:
     if runs_triton and not any("shared memory" in issue.text for issue in issues):
         issues += _kernel_failures(deployment, version)
     return tuple(issues)
+
+
+def symptom_issues(deployment: Deployment, version: str, cited: set[str]) -> Iterator[PlanWarning]:
+    """Yield known symptoms of engine, version, model and GPU, without those whose source is cited already."""
+    recipe = deployment.recipe
+    symptoms: dict[str, symptom.Symptom] = {}
+    for sm in [gpu.sm for gpu in deployment.gpu_kinds] or [""]:
+        predicted = symptom.predicted_symptoms(
+            engine=recipe.engine, version=version, sm=sm, model=deployment.model.name, recipe=recipe
+        )
+        symptoms |= {each.id: each for each in predicted}
+    for each in symptoms.values():
+        if cited.isdisjoint(LINK.findall(each.source)):
+            remedy, change = choose_remedy(recipe, remedy=each.remedy, change=each.change, area=each.area)
+            changes = symptom.changes_text(change)
+            remedy = f"{remedy} ({changes})" if changes and "{" not in changes else remedy
+            yield PlanWarning(
+                symptom=each.id, text=each.cause, remedy=remedy, severity=each.severity, source=each.source
+            )
 
 
 def _kernel_failures(deployment: Deployment, version: str) -> Iterator[PlanWarning]:
@@ -73,13 +77,7 @@ def budget_warnings(deployment: Deployment, memory: Memory, concurrency: int) ->
     recipe, box = deployment.recipe, deployment.required_box
     warnings = short_cache_warnings(deployment, memory, concurrency, recipe.context)
     if recipe.hybrid and not box.has_unified_memory:
-        if not box.ram:
-            text = "the amount of RAM is unknown: only weights that fit on the GPUs alone were considered"
-            warnings.append(PlanWarning(symptom="", text=text, remedy="--ram, e.g. 768GiB"))
-        elif not box.ram_rate:
-            text = "the RAM's bandwidth is unknown: the forecast assumes one, and its range covers all that is sold"
-            remedy = "--ram-bandwidth, e.g. 614GB/s for twelve DDR5-6400 channels"
-            warnings.append(PlanWarning(symptom="", text=text, remedy=remedy))
+        warnings += unknown_ram_warnings(box)
     used = {gpu_list.all_gpus(box)[index].name for index in gpu_list.used_gpus(box, recipe)}
     if registry.engine_traits(recipe.engine).is_gpu_only and len(used) > 1:
         text = "GPUs of different kinds in one group: the smallest and slowest decides"
@@ -88,6 +86,18 @@ def budget_warnings(deployment: Deployment, memory: Memory, concurrency: int) ->
         text = "MIG slices cannot communicate with each other: tensor parallelism over them does not start"
         warnings.append(PlanWarning(symptom="", text=text, remedy="nvidia-smi -mig 0, or one slice alone"))
     return (*warnings, *_memory_holders(box))
+
+
+def unknown_ram_warnings(box: Box) -> list[PlanWarning]:
+    """Warn if the amount of RAM or its bandwidth is unknown."""
+    if not box.ram:
+        text = "the amount of RAM is unknown: only weights that fit on the GPUs alone were considered"
+        return [PlanWarning(symptom="", text=text, remedy="--ram, e.g. 768GiB")]
+    if not box.ram_rate:
+        text = "the RAM's bandwidth is unknown: the forecast assumes one, and its range covers all that is sold"
+        remedy = "--ram-bandwidth, e.g. 614GB/s for twelve DDR5-6400 channels"
+        return [PlanWarning(symptom="", text=text, remedy=remedy)]
+    return []
 
 
 def _memory_holders(box: Box) -> Iterator[PlanWarning]:

@@ -86,23 +86,8 @@ class Speed:
         unknown_spread = UNKNOWN_SPREAD * math.sqrt(len(unknown))
         unknown_text = f"{' and '.join(unknown)}: computed from the bytes read for a token" if unknown else ""
         if deployment.engine.offloads_experts:
-            host = tables.host_efficiency(recipe.engine)
-            if box.has_unified_memory:
-                host = replace(host, gpu_bw=unified.rate)
-            hybrid_step = make_hybrid_step(box, model, checkpoint, recipe, host)
-            return cls(
-                hybrid_step=hybrid_step,
-                chunk_tokens=hybrid_step.ubatch,
-                token_bytes=kv.token_bytes(model, recipe),
-                decode_spread=host.decode_spread,
-                prefill_spread=host.prefill_spread,
-                host_spread=tables.spread_between_hosts(host, 0),
-                cpu_only_spread=0.0 if box.gpus else CPU_ONLY_SPREAD,
-                unified_spread=unified.spread_sharing * box.has_unified_memory,
-                unknown_spread=unknown_spread,
-                unknown_text=unknown_text,
-                assumed_ram=assumed_ram(box, hybrid_step),
-            )
+            shared = cls.of_shared_work(deployment)
+            return replace(shared, unknown_spread=unknown_spread, unknown_text=unknown_text)
         gpu = deployment.smallest_gpu
         if gpu is None:
             raise BadInput(f"{recipe.engine} needs a GPU, and there is none", hint="--box names the box it is for")
@@ -152,6 +137,26 @@ class Speed:
             unified_spread=unified.spread * gpu.unified,
             unknown_spread=unknown_spread,
             unknown_text=unknown_text,
+        )
+
+    @classmethod
+    def of_shared_work(cls, deployment: Deployment) -> "Speed":
+        """Return the speed model of an engine that shares the work between CPU and GPUs."""
+        box, model, checkpoint, recipe = deployment.facts
+        host, unified = tables.host_efficiency(recipe.engine), tables.unified_memory()
+        if box.has_unified_memory:
+            host = replace(host, gpu_bw=unified.rate)
+        hybrid_step = make_hybrid_step(box, model, checkpoint, recipe, host)
+        return cls(
+            hybrid_step=hybrid_step,
+            chunk_tokens=hybrid_step.ubatch,
+            token_bytes=kv.token_bytes(model, recipe),
+            decode_spread=host.decode_spread,
+            prefill_spread=host.prefill_spread,
+            host_spread=tables.spread_between_hosts(host, 0),
+            cpu_only_spread=0.0 if box.gpus else CPU_ONLY_SPREAD,
+            unified_spread=unified.spread_sharing * box.has_unified_memory,
+            assumed_ram=assumed_ram(box, hybrid_step),
         )
 
     def step_parts(self, batch: float, context: float, fresh: float = 0.0, past: float = 0.0) -> dict[str, float]:

@@ -32,10 +32,8 @@ class AcceptanceRow:
         nearest = min(max(tokens, self.tokens), last)
         means = [self.lengths[nearest - self.tokens]] if self.lengths else []
         bounds = [bound for bound in (self.low, self.high) if bound]
-        return (
-            [acceptance_for_length(length, nearest) for length in means],
-            [acceptance_for_length(length, nearest) for length in bounds],
-        )
+        chances, edges = ([acceptance_for_length(length, nearest) for length in part] for part in (means, bounds))
+        return chances, edges
 
 
 @functools.cache
