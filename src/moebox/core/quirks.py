@@ -4,12 +4,13 @@ import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from moebox import codec
 from moebox.core import catalogue, registry
 from moebox.core.verdict import CheckResults, CheckVerdict, Failure, Mark, Probe
 
-_EXCUSED: dict[Mark, Mark] = {"pass": "pass", "warn": "warn", "fail": "warn", "skip": "skip"}
+Judged = TypeVar("Judged", Failure, Probe)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,8 +97,8 @@ def excuse_check(engine: str, check: CheckVerdict) -> CheckVerdict:
     """Turn a failed check into one with warnings if known quirks of the engine explain every failure in it."""
     if check.verdict != "fail" or unexpected_failure(engine, check):
         return check
-    probes = [replace(probe, verdict=_EXCUSED[probe.verdict], slips=_warn_only(probe.slips)) for probe in check.probes]
-    return replace(check, verdict="warn", probes=tuple(probes), slips=_warn_only(check.slips))
+    probes = [replace(_warn_only(probe), slips=tuple(map(_warn_only, probe.slips))) for probe in check.probes]
+    return replace(check, verdict="warn", probes=tuple(probes), slips=tuple(map(_warn_only, check.slips)))
 
 
 def excuse_results(results: CheckResults) -> CheckResults:
@@ -109,7 +110,7 @@ def excuse_results(results: CheckResults) -> CheckResults:
         for reason in (probe.reason, *(reason for failure in probe.slips for reason in failure.examples))
         if match_quirk(results.engine, check.name, probe.name, reason)
     }
-    failures = [_warn_only((each,))[0] if known.issuperset(each.examples) else each for each in results.slips]
+    failures = [_warn_only(each) if known.issuperset(each.examples) else each for each in results.slips]
     checks = tuple(excuse_check(results.engine, check) for check in results.rungs)
     return replace(results, rungs=checks, slips=tuple(failures))
 
@@ -127,8 +128,8 @@ def first_unexpected_failure(results: CheckResults) -> str:
     return results.stopped or ("" if excused.has_passed else "nothing passed")
 
 
-def _warn_only(failures: tuple[Failure, ...]) -> tuple[Failure, ...]:
-    return tuple(replace(failure, verdict=_EXCUSED[failure.verdict]) for failure in failures)
+def _warn_only(judged: Judged) -> Judged:
+    return replace(judged, verdict="warn") if judged.verdict == "fail" else judged
 
 
 def _failures_with(failures: tuple[Failure, ...], mark: Mark) -> list[Failure]:

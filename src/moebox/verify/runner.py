@@ -127,7 +127,7 @@ async def _run_checks(
             on_check(verdict)
         for watcher in watchers:
             watcher.cancel()
-    found = CheckResults(
+    results = CheckResults(
         url=endpoint.base_url,
         model=endpoint.model,
         engine=session.engine,
@@ -139,7 +139,7 @@ async def _run_checks(
         requests=session.request_count,
         seconds=time.monotonic() - began,
     )
-    results = excuse_results(found)
+    results = excuse_results(results)
     if run:
         run.write_json("verify.json", results_document(results))
     return results

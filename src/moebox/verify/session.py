@@ -223,6 +223,11 @@ class ServerSession:
             self.reply_times.append(ReplyTime(exchange.seconds, len(exchange.response), stream))
         return exchange
 
+    async def post_dictated(self, request: Mapping[str, Any], text: str) -> HttpExchange:
+        """POST a chat request; llama.cpp writes what its grammar dictates, others ignore the field or reject it."""
+        exchange = await self.post_chat({**request, "grammar": f"root ::= {json.dumps(text, ensure_ascii=False)}"})
+        return await self.post_chat(request) if exchange.status in REJECTED_STATUSES else exchange
+
     @contextlib.contextmanager
     def allow_slow_replies(self) -> Iterator[None]:
         """Requests inside have long prompts or long answers: no deadline from usual times, and none is late."""

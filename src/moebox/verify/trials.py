@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from moebox.core import catalogue
 from moebox.core.verdict import Attribution, Score, wilson_score
 from moebox.phantom.question import Question
 from moebox.phantom.questions import QUESTION_FAMILIES
@@ -173,10 +174,13 @@ class Check:
     """One check. If all probes of one set in `stop_if_failed` fail, every later check is meaningless."""
 
     name: str
-    about: str
     probes: Mapping[str, ProbeFunction]
     stop_if_failed: tuple[frozenset[str], ...] = ()
-    request_estimate: int = 10  # for the time left
+
+    @property
+    def request_estimate(self) -> int:
+        """Requests at normal effort, about, for the time left."""
+        return int(catalogue.load_table("check_requests")["requests"][self.name])
 
 
 class QuestionAttempt:

@@ -74,7 +74,7 @@ FAULTS: dict[str, Fault] = {
     "wrong-language": Fault(check="plain", reply=bend.says(lambda text: f"{text} " + "这是一个非常好的问题" * 30)),
     "empty": Fault(check="alive", reply=lambda reply, body: ModelReply()),
     "forgets": Fault(check="plain", request=lambda body: {**body, "messages": body["messages"][-1:]}),
-    "nan": Fault(check="plain", whole=bend.nan),
+    "nan": Fault(check="sampling", whole=bend.nan),
     "leaks-everywhere": Fault(check="plain", reply=bend.says(lambda text: f"{text}<|im_end|>")),
     "wrong-sums": Fault(check="arithmetic", reply=bend.says(bend.wrong_sum)),
     "wrong-code": Fault(check="code", reply=bend.says(bend.wrong_code)),

@@ -152,7 +152,6 @@ def _parse_object(arguments: str) -> dict[str, object] | None:
 
 CHECK = Check(
     name="agents",
-    about="six rounds of tools in one conversation",
     probes={
         "rounds": partial(probe_rounds, thinking=False),
         "rounds with thinking": partial(probe_rounds, thinking=True),
@@ -161,5 +160,4 @@ CHECK = Check(
         "results by id": tool_history.probe_results_by_id,
         "one at a time": probe_one_at_a_time,
     },
-    request_estimate=42,
 )

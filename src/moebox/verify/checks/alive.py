@@ -75,8 +75,6 @@ async def probe_answers(session: CheckSession) -> None:
 
 CHECK = Check(
     name="alive",
-    about="the server is reachable, lists the model and answers",
     probes={"models": probe_models, "health": probe_health, "answers": probe_answers},
     stop_if_failed=(frozenset({"models"}), frozenset({"answers"})),
-    request_estimate=3,
 )

@@ -10,8 +10,8 @@ from moebox.phantom.question import Question
 from moebox.phantom.text_questions import text_flaw
 from moebox.sandbox import start as sandbox
 from moebox.verify.client import THIS_MACHINE
-from moebox.verify.completions import NO_LOGPROBS, ChatAnswer, is_logprob
-from moebox.verify.session import ProbeFailed, ProbeSkipped, skip_if_rejected
+from moebox.verify.completions import ChatAnswer
+from moebox.verify.session import ProbeFailed, ProbeSkipped
 from moebox.verify.trials import (
     Check,
     CheckSession,
@@ -51,18 +51,6 @@ async def probe_long_text(session: CheckSession) -> None:
         return pass_if(ended, f"finish_reason stop in mid-sentence: …{answer.content[-40:]!r}")
 
     await session.run_trials("text", attempt, 0.09, 1)
-
-
-async def probe_logprob_numbers(session: CheckSession) -> None:
-    """Log-probabilities, if offered, are numbers: NaN in the forward pass shows here first."""
-    question = session.draw("secret")
-    exchange = await session.post_chat(session.chat_request(question.messages, max_tokens=24, logprobs=True))
-    with skip_if_rejected(NO_LOGPROBS):
-        answer = session.read_answer(exchange, stream=False)
-    if not all(map(is_logprob, answer.logprobs)):
-        raise ProbeFailed("a log-probability is not a number below zero")
-    if not answer.logprobs:
-        raise ProbeSkipped("no log-probabilities came")
 
 
 def foreign_script(text: str) -> str:
@@ -110,28 +98,18 @@ def _run_cases(question: Question, text: str) -> str:
 
 PLAIN = Check(
     name="plain",
-    about="coherent language, no loop, the right language",
     probes={
         "facts": partial(probe_family, family="plain", share=0.38, judge=judge_in_english),
         "memory": partial(probe_family, family="memory", share=0.25),
         "at length": probe_long_text,
-        "numbers": probe_logprob_numbers,
     },
     stop_if_failed=(frozenset({"facts", "at length"}),),
-    request_estimate=16,
 )
 ARITHMETIC = Check(
     name="arithmetic",
-    about="fresh problems, graded by moebox",
     probes={
         "sums": partial(probe_family, family="sums", share=1.0, least=8),
         "counting": partial(probe_family, family="count", share=0.17),
     },
-    request_estimate=16,
 )
-CODE = Check(
-    name="code",
-    about="functions run against cases in a sandbox",
-    probes={"functions": probe_functions},
-    request_estimate=6,
-)
+CODE = Check(name="code", probes={"functions": probe_functions})

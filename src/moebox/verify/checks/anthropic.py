@@ -291,7 +291,6 @@ def _message_turns(question: Question) -> list[Any]:
 
 CHECK = Check(
     name="anthropic",
-    about="Anthropic's messages API, if served",
     probes={
         "text": probe_text,
         "same words": probe_same_words,
@@ -304,5 +303,4 @@ CHECK = Check(
         "limits": probe_limits,
         "refused": probe_rejection,
     },
-    request_estimate=44,
 )

@@ -85,12 +85,10 @@ async def probe_repetition(session: CheckSession) -> None:
 
 CHECK = Check(
     name="cache",
-    about="prompts that begin alike, the same prompt with other settings, conversations that come back",
     probes={
         "alike": probe_similar_prompts,
         "other settings": probe_other_settings,
         "repeated": probe_repetition,
         "returning": probe_returning,
     },
-    request_estimate=76,
 )

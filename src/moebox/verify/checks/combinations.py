@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from moebox.core import catalogue
 from moebox.phantom.format_questions import strip_fence
 from moebox.phantom.question import Question
 from moebox.phantom.tool_questions import calls_message, result_message
@@ -26,17 +27,8 @@ from moebox.verify.trials import Check, CheckSession, judge_answer
 
 Combination = dict[str, str]  # a value for each feature
 
-# The first value of each feature is the plain one, to which a failing combination is reduced.
 FEATURES: dict[str, tuple[str, ...]] = {
-    "task": ("text", "JSON object", "JSON schema", "tool call", "forced call", "named call", "choice none"),
-    "thinking": ("no thinking", "thinking"),
-    "transfer": ("whole", "streamed"),
-    "history": ("no history", "after turns", "after a tool result"),
-    "system": ("no system message", "a system message"),
-    "stop": ("no stop string", "a stop string"),
-    "logprobs": ("no logprobs", "logprobs"),
-    "heat": ("temperature 0", "temperature 0.2 with a seed"),
-    "neighbours": ("alone", "among others", "beside a cancelled stream"),
+    name: tuple(values) for name, values in catalogue.load_table("check_requests")["features"].items()
 }
 FAMILIES = {
     "text": "secret",
@@ -271,9 +263,4 @@ def covered_pairs(features: Mapping[str, Sequence[str]], rows: Sequence[Combinat
     return len(seen), sum(len(features[first]) * len(features[second]) for first, second in groups)
 
 
-CHECK = Check(
-    name="combinations",
-    about="pairs of features that clients use together",
-    probes={"pairs": probe_combinations},
-    request_estimate=40,
-)
+CHECK = Check(name="combinations", probes={"pairs": probe_combinations})

@@ -118,7 +118,5 @@ async def _judge_together(session: CheckSession, questions: list[Question], answ
 
 CHECK = Check(
     name="concurrency",
-    about="concurrent requests: no cross-talk, none lost",
     probes={"secrets": probe_secrets, "long streams": probe_long_streams, "mixed": probe_mixed_requests},
-    request_estimate=56,
 )

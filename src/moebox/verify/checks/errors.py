@@ -127,12 +127,10 @@ async def probe_beside_disconnects(session: CheckSession) -> str:
 
 CHECK = Check(
     name="errors",
-    about="bad requests rejected, connections kept, abandoned streams freed",
     probes={
         "refused": probe_bad_requests,
         "kept alive": probe_keep_alive,
         "hung up": probe_disconnects,
         "beside streams that are left": probe_beside_disconnects,
     },
-    request_estimate=36,
 )

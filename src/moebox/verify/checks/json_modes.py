@@ -23,7 +23,7 @@ Schema = dict[str, object]
 
 async def probe_json(session: CheckSession, *, family: str, share: float | None = None, stream: bool = False) -> Score:
     """response_format json_object or json_schema gives an object with the requested values that fits its schema."""
-    return await session.run_trials("json", JsonAttempt(session, family), share, stream=stream)
+    return await session.run_trials("json", JsonAttempt(session, family, judge=judge_json), share, stream=stream)
 
 
 async def probe_contradictions(session: CheckSession) -> str:
@@ -59,9 +59,6 @@ async def probe_contradictions(session: CheckSession) -> str:
 
 class JsonAttempt(QuestionAttempt):
     """Attempts at a JSON question. Raise ProbeSkipped if the server does not know the response format."""
-
-    def __init__(self, session: CheckSession, family: str, *, thinking: bool = False) -> None:
-        super().__init__(session, family, judge=judge_json, thinking=thinking)
 
     async def __call__(self, stream: bool = False) -> TrialOutcome:
         try:
@@ -117,12 +114,10 @@ def draw_contradictions(rng: random.Random, count: int) -> list[tuple[str, Schem
 
 CHECK = Check(
     name="json",
-    about="json_object and json_schema, validated and enforced",
     probes={
         "json_object": partial(probe_json, family="json_object", share=0.25),
         "json_schema": partial(probe_json, family="json_schema"),
         "in a stream": partial(probe_json, family="json_schema", stream=True),
         "contradicted": probe_contradictions,
     },
-    request_estimate=36,
 )

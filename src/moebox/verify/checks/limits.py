@@ -198,7 +198,6 @@ async def probe_too_long_prompt(session: CheckSession) -> str:
 
 CHECK = Check(
     name="limits",
-    about="stop strings, max_tokens, over-long prompts",
     probes={
         "stop string": partial(probe_stop, stop=[STOP], share=0.38),
         "stop as a string": partial(probe_stop, stop=STOP, share=0.25),
@@ -211,5 +210,4 @@ CHECK = Check(
         "max_completion_tokens": partial(probe_token_limit, field="max_completion_tokens", share=0.25),
         "too long": probe_too_long_prompt,
     },
-    request_estimate=56,
 )

@@ -179,9 +179,4 @@ async def probe_announced_length(session: CheckSession) -> str:
         return f"{format_count(count)} of {format_count(limit)} tokens announced"
 
 
-CHECK = Check(
-    name="long-context",
-    about="needles at many depths of a long text",
-    probes={"needles": probe_needles, "announced": probe_announced_length},
-    request_estimate=60,
-)
+CHECK = Check(name="long-context", probes={"needles": probe_needles, "announced": probe_announced_length})

@@ -195,7 +195,6 @@ async def probe_long_descriptions(session: CheckSession) -> str:
 
 CHECK = Check(
     name="prompts",
-    about="system messages, parts and characters outside ASCII, both ways",
     probes={
         "system": probe_system,
         "parts": probe_parts,
@@ -208,5 +207,4 @@ CHECK = Check(
         "in arguments": texts.probe_characters_in_arguments,
         "in JSON": texts.probe_characters_in_json,
     },
-    request_estimate=48,
 )

@@ -24,7 +24,7 @@ LENGTHS = (1000, 8000, 32000)  # tokens, and near the limit
 CHARS_PER_TOKEN = 1.5  # of pseudo-words and figures with any tokenizer; less text than wanted does no harm
 MAX_LONG_S = 10.0  # for one long prompt, unless the run is thorough
 NOISE_READINGS = 2
-NEIGHBOURS = 3  # in a crowd, unless the run is thorough: batches of four take other kernels than one alone
+NEIGHBOURS = 3  # in a crowd: batches of four take other kernels than one alone
 # Share of probability on other tokens. The phantom on healthy llama.cpp moves up to 0.14 by another route (2026-11-17:
 # its experts flip at near ties); what a damaged route moves is known from a toy server only.
 ALLOWED = 0.35
@@ -132,17 +132,11 @@ async def probe_chunked(session: CheckSession) -> str:
     return await _compare_route(session, "prompts read in pieces", route)
 
 
-def _neighbour_count(session: CheckSession) -> int:
-    """Requests beside the one that is compared: as many as the run may send, or a few."""
-    most = session.options.parallel - 1
-    return most if session.options.trials >= TRIALS["thorough"] else min(NEIGHBOURS, most)
-
-
 async def probe_crowd(session: CheckSession) -> str:
     """A prompt among others of many lengths that are read and written at the same time."""
 
     async def route(reader: RouteReader, text: str) -> list[list[NextToken]]:
-        sizes = [round(CHARS * (0.2 + 0.4 * number)) for number in range(_neighbour_count(session))]
+        sizes = [round(CHARS * (0.2 + 0.4 * number)) for number in range(min(NEIGHBOURS, session.options.parallel - 1))]
         others = [reader.read(reader.draw_text(size), fresh=True) for size in sizes]
         return (await asyncio.gather(reader.read(text, fresh=True), *others))[:1]
 
@@ -153,7 +147,7 @@ async def probe_slots(session: CheckSession) -> str:
     """The same prompt many times at once: in the first slot and in the last."""
 
     async def route(reader: RouteReader, text: str) -> list[list[NextToken]]:
-        copies = [reader.read(text, fresh=True) for _ in range(_neighbour_count(session) + 1)]
+        copies = [reader.read(text, fresh=True) for _ in range(min(NEIGHBOURS + 1, session.options.parallel))]
         return list(await asyncio.gather(*copies))
 
     return await _compare_route(session, "slots", route)
@@ -196,7 +190,6 @@ async def probe_long(session: CheckSession) -> str:
 
 CHECK = Check(
     name="routes",
-    about="log-probabilities of the same text: cached, in pieces, in a crowd, in other slots, at length",
     probes={
         "cached": probe_cached,
         "in pieces": probe_chunked,
@@ -205,5 +198,4 @@ CHECK = Check(
         "padded": probe_padded,
         "long": probe_long,
     },
-    request_estimate=120,
 )

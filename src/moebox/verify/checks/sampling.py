@@ -156,12 +156,10 @@ def _spell_tokens(tokens: Sequence[TokenLogprob]) -> str:
 
 CHECK = Check(
     name="sampling",
-    about="temperature, seed, and log-probabilities that belong to the text",
     probes={
         "temperature": probe_temperature,
         "seed": probe_seed,
         "logprobs": probe_logprobs,
         "logprobs at a stop": probe_logprobs_at_stop,
     },
-    request_estimate=18,
 )

@@ -1,13 +1,12 @@
 """streaming: the pieces add up to the answer, with usage, one finish_reason and no special token."""
 
 import difflib
-import json
 from collections.abc import Sequence
 
 from moebox.core.verdict import HttpExchange
 from moebox.verify.completions import ChatAnswer
 from moebox.verify.options import TRIALS
-from moebox.verify.session import REJECTED_STATUSES, ProbeFailed, ProbeSkipped, ProbeWarning
+from moebox.verify.session import ProbeFailed, ProbeSkipped, ProbeWarning
 from moebox.verify.trials import (
     PASSED,
     Check,
@@ -124,11 +123,7 @@ async def probe_long_answer(session: CheckSession) -> str | ProbeWarning:
     question = session.draw("copy", length=words)
     with session.allow_slow_replies():
         request = session.chat_request(question.messages, max_tokens=tokens, stream=True)
-        # As in texts.py: llama.cpp writes what its grammar dictates, others ignore the field
-        exchange = await session.post_chat({**request, "grammar": f"root ::= {json.dumps(question.expect)}"})
-        if exchange.status in REJECTED_STATUSES:
-            exchange = await session.post_chat(request)
-        answer = session.read_answer(exchange, stream=True)
+        answer = session.read_answer(await session.post_dictated(request, question.expect), stream=True)
     if reason := _held_back(session.exchanges[-1]):
         return ProbeWarning(reason)
     want, got = str(question.expect).split(), answer.content.split()
@@ -188,7 +183,6 @@ def _describe_damage(want: Sequence[str], got: Sequence[str]) -> str:
 
 CHECK = Check(
     name="streaming",
-    about="the pieces are the answer, with usage and one end",
     probes={
         "same words": probe_same_words,
         "usage": probe_usage,
@@ -196,5 +190,4 @@ CHECK = Check(
         "in pieces": probe_pieces,
         "long answer": probe_long_answer,
     },
-    request_estimate=36,
 )

@@ -8,34 +8,17 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from urllib.parse import quote
 
+from moebox.core import catalogue
 from moebox.phantom import vocabulary
 from moebox.verify.checks.turns import chat_or_skip, user_turn
 from moebox.verify.completions import ChatAnswer
 from moebox.verify.options import TRIALS
-from moebox.verify.session import REJECTED_STATUSES, ProbeSkipped, ProbeWarning
+from moebox.verify.session import ProbeSkipped, ProbeWarning
 from moebox.verify.trials import CheckSession
 from moebox.verify.violations import parse_strict_json
 
-TEXTS = (
-    "naïve café Ünïcödé",  # Latin-1
-    "e\u0301 a\u0308 n\u0303",  # combining marks
-    "東京 大阪 한국어",  # CJK
-    "🦜🚀 👩\u200d🔬",  # emoji, one of them joined: surrogate pairs in UTF-16
-    "𝒳𝒴 𠮷",  # letters beyond the basic plane
-    "привет שלום مرحبا",  # other scripts, two of them from right to left
-    "“quotes” – and…",  # typographic marks, which some servers straighten
-    'if  a < b && c > d:  "x"',  # marks that pages escape, and blanks that matter in code
-    "well , then ! it 's ( so )",  # blanks that a tokenizer's clean-up removes
-    r'C:\new\table "q" \u00e9 {x}',  # what a second unescaping would change
-    "def f():\n    if x:\n\treturn 1\n\n# end",  # line ends, indentation, a tab
-    "so:\n```python\nx = 1\n```\nend",  # a fence, which filters for JSON remove
-)
-# Exact characters of arguments and JSON: blanks at both ends, commas, quotes, marks that parsers use.
-EXACT = (
-    "    return a, b  # \"x\", 'y'\n",
-    '<p class="x">y</p> <function=f> <parameter=p> </parameter> </function> <arg_value>'
-    " ann@example.com 10.0.0.7 +1 555 0100 https://a.example/b?c=%20d",  # and what filters for secrets remove
-)
+_TEXTS = catalogue.load_table("check_requests")["texts"]
+TEXTS, EXACT = (tuple[str, ...](json.loads(_TEXTS[key])) for key in ("repeated", "exact"))
 # Added to texts without such: characters of three and four bytes, which a tokenizer splits, and marks of a page.
 WIDE = "東🦜 <b> & c"
 MORE_TEXTS = 3
@@ -154,12 +137,7 @@ async def _repeat(session: CheckSession, text: str, stream: bool) -> str:
     """Ask the model to repeat a text and return the answer."""
     turns = [user_turn(f"Repeat after me: {text}")]
     request = session.chat_request(turns, max_tokens=128, stream=stream or None)
-    # llama.cpp writes what its grammar dictates, whatever the model knows; others ignore the field
-    grammar = {"grammar": f"root ::= {json.dumps(text, ensure_ascii=False)}"}
-    exchange = await session.post_chat(request | grammar)
-    if exchange.status in REJECTED_STATUSES:
-        exchange = await session.post_chat(request)
-    return session.read_answer(exchange, stream=stream, allow_marks=True).content
+    return session.read_answer(await session.post_dictated(request, text), stream=stream, allow_marks=True).content
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,18 +4,10 @@ import itertools
 from functools import partial
 
 from moebox.phantom.question import ModelReply, Question
-from moebox.verify.checks.json_modes import JsonAttempt
+from moebox.verify.checks.json_modes import JsonAttempt, judge_json
 from moebox.verify.completions import ChatAnswer
 from moebox.verify.session import ProbeFailed, ProbeSkipped, ProbeWarning
-from moebox.verify.trials import (
-    Check,
-    CheckSession,
-    QuestionAttempt,
-    TrialOutcome,
-    judge_answer,
-    pass_if,
-    server_failure,
-)
+from moebox.verify.trials import Check, CheckSession, QuestionAttempt, TrialOutcome, judge_answer, pass_if
 
 MIN_SHARED_CHARS = 30  # of reasoning in the answer too, before that is a leak
 
@@ -90,9 +82,8 @@ async def probe_thinking_off(session: CheckSession) -> ProbeWarning | None:
         if session.model_thinks and next(turns) % 2 == 0:
             await session.ask_question(session.draw("sums", thinking=True), stream=stream)
         answer = await session.ask_question(session.draw("sums"), stream=stream)
-        if answer.reasoning.strip() and not answer.content.strip():
-            return server_failure("thinking is off, and the whole answer is in the reasoning field")
-        return pass_if(not answer.reasoning.strip(), "thinking is off, yet reasoning came")
+        whole = "" if answer.content.strip() else ", and the whole answer is in it"
+        return pass_if(not answer.reasoning.strip(), f"thinking is off, yet reasoning came{whole}")
 
     for stream in (False, True):
         await session.run_trials("reasoning", attempt, 0.25, stream=stream)
@@ -103,18 +94,16 @@ async def probe_schema_after_thinking(session: CheckSession) -> None:
     """A JSON schema binds the answer that follows the reasoning."""
     session.require_thinking()
     for stream in (False, True):
-        attempt = JsonAttempt(session, "json_schema", thinking=True)
+        attempt = JsonAttempt(session, "json_schema", judge=judge_json, thinking=True)
         await session.run_trials("json", attempt, 0.25, stream=stream)
 
 
 CHECK = Check(
     name="thinking",
-    about="reasoning apart from the answer, on and off",
     probes={
         "apart": partial(probe_separation, stream=False),
         "apart in a stream": partial(probe_separation, stream=True),
         "off": probe_thinking_off,
         "schema after thinking": probe_schema_after_thinking,
     },
-    request_estimate=52,
 )

@@ -217,7 +217,6 @@ async def probe_result_use(session: CheckSession) -> Score:
 
 CHECK = Check(
     name="tools",
-    about="every tool_choice, parallel calls, valid arguments, results used",
     probes={
         "whole": partial(probe_call, stream=False),
         "streamed": partial(probe_call, stream=True),
@@ -232,5 +231,4 @@ CHECK = Check(
         "and back": probe_result_use,
         "malformed history": probe_malformed_history,
     },
-    request_estimate=126,
 )

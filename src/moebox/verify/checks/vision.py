@@ -100,6 +100,4 @@ def _picture_turn(picture: Picture, question: str) -> dict[str, object]:
     return {"role": "user", "content": [image, {"type": "text", "text": question}]}
 
 
-CHECK = Check(
-    name="vision", about="pictures read, or refused politely", probes={"pictures": probe_pictures}, request_estimate=6
-)
+CHECK = Check(name="vision", probes={"pictures": probe_pictures})
