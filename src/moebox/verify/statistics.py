@@ -23,7 +23,7 @@ KindName = (
     Literal["transport", "reply-format", "reply-style", "finish", "usage", "template-leak", "crosstalk", "late"]
     | Literal["answer", "text", "json", "schema", "tool-call", "tool-choice", "tool-history", "reasoning", "prompt"]
     | Literal["unicode", "context", "crowd", "cache", "limits", "sampling", "logprobs", "errors", "vision"]
-    | Literal["combination", "routes"]
+    | Literal["combination", "routes", "trend"]
 )
 
 

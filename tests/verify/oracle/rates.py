@@ -14,6 +14,7 @@ from typing import Any
 
 from moebox.phantom.question import ModelReply
 
+from .doses import DOSES
 from .faults import FAULTS, Fault
 from .fifth import FIFTH
 from .fourth import FOURTH
@@ -48,6 +49,7 @@ BROKEN: dict[str, Fault] = {
     **THOUGHT_OF,
     **PAIRS,
     **STORES,
+    **DOSES,
 }
 ALL: dict[str, Fault] = {**BROKEN, **RIGHT, **HOSTILE}
 _NAME = re.compile(r"(?P<name>[^@!~+]+)(?:@(?P<rate>\d+))?(?:!(?P<mode>[sw]))?(?:~(?P<noise>\d+))?(?:\+(?P<draw>\d+))?")

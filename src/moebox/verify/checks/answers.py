@@ -12,16 +12,7 @@ from moebox.sandbox import start as sandbox
 from moebox.verify.client import THIS_MACHINE
 from moebox.verify.completions import ChatAnswer
 from moebox.verify.session import ProbeFailed, ProbeSkipped
-from moebox.verify.trials import (
-    Check,
-    CheckSession,
-    Judge,
-    QuestionAttempt,
-    TrialOutcome,
-    judge_answer,
-    model_failure,
-    pass_if,
-)
+from moebox.verify.trials import Check, CheckSession, Judge, QuestionAttempt, TrialOutcome, judge_answer, model_failure
 
 FOREIGN_SHARE = 0.2  # of the letters outside the Latin script, from which an answer is not in English
 STORY_TOKENS = 320  # several times the loops that are looked for
@@ -48,7 +39,7 @@ async def probe_long_text(session: CheckSession) -> None:
         if reason := text_flaw(answer.content, min_words=40) or foreign_script(answer.content):
             raise ProbeFailed(reason)
         ended = answer.finish_reason != "stop" or answer.content.rstrip()[-1:] in SENTENCE_ENDS
-        return pass_if(ended, f"finish_reason stop in mid-sentence: …{answer.content[-40:]!r}")
+        return TrialOutcome(reason="" if ended else f"finish_reason stop in mid-sentence: …{answer.content[-40:]!r}")
 
     await session.run_trials("text", attempt, 0.09, 1)
 

@@ -8,16 +8,7 @@ from moebox.phantom.question import Question
 from moebox.verify.checks.streaming import first_difference
 from moebox.verify.completions import ChatAnswer
 from moebox.verify.session import REJECTED_STATUSES, ProbeFailed, ProbeSkipped, error_text, require_token_count
-from moebox.verify.trials import (
-    PASSED,
-    Check,
-    CheckSession,
-    TrialOutcome,
-    judge_answer,
-    model_failure,
-    pass_if,
-    server_failure,
-)
+from moebox.verify.trials import PASSED, Check, CheckSession, TrialOutcome, judge_answer, model_failure, pass_if
 from moebox.verify.violations import is_json
 
 BEFORE_STOP = "11"  # stands before the stop string, whatever separates the numbers
@@ -37,9 +28,9 @@ async def probe_stop(session: CheckSession, *, stop: str | list[str], share: flo
         answer = await session.ask_question(session.draw("count", start=1, end=30), stream=stream, stop=stop)
         content, shown = answer.content, answer.content[-40:]
         if STOP in content or "13" in content:
-            return server_failure(f"went on past the stop string {stop!r}: {shown!r}")
+            return pass_if(False, f"went on past the stop string {stop!r}: {shown!r}")
         if answer.finish_reason != "stop":
-            return server_failure(f"finish_reason {answer.finish_reason!r} at a stop string")
+            return pass_if(False, f"finish_reason {answer.finish_reason!r} at a stop string")
         if not re.match(r"\D*1\D+2\D+3\b", content) and content:
             return model_failure(f"it does not count: {content[:40]!r}")
         ends = content.rstrip(" ,.\n").endswith(BEFORE_STOP)
@@ -60,7 +51,7 @@ async def probe_stop_in_text(session: CheckSession) -> Score:
         stop = plain[place : place + LONG_STOP_CHARS]
         cut = await session.ask_question(question, stream=stream, stop=[NEVER, stop])
         if stop in cut.content or len(cut.content) > place + LONG_STOP_CHARS:
-            return server_failure(f"went on past the stop string {stop!r}: {cut.content[-40:]!r}")
+            return pass_if(False, f"went on past the stop string {stop!r}: {cut.content[-40:]!r}")
         unmet = await session.ask_question(question, stream=stream, stop=[NEVER, NEVER * 2])
         if unmet.content.strip() == plain.strip():
             return PASSED
@@ -112,7 +103,7 @@ async def probe_no_limit(session: CheckSession) -> Score:
         if judge_answer(question, await session.ask_question(question)):
             return model_failure("it does not end with a limit either")
         made = answer.token_count("completion")
-        return server_failure(f"cut after {made} tokens although no max_tokens was sent: {answer.content[-40:]!r}")
+        return pass_if(False, f"cut after {made} tokens although no max_tokens was sent: {answer.content[-40:]!r}")
 
     return await session.run_both_modes("limits", attempt, share=0, least=1)
 
@@ -127,7 +118,7 @@ async def probe_cut_call(session: CheckSession) -> Score:
         broken = [call.arguments for call in answer.calls if not is_json(call.arguments)]
         if broken and answer.finish_reason != "length":
             reason = f"max_tokens cut a call to {broken[0]!r}, finish_reason is {answer.finish_reason!r}"
-            return server_failure(reason)
+            return pass_if(False, reason)
         return PASSED
 
     return await session.run_both_modes("limits", attempt, 0.13, 1)
@@ -155,10 +146,10 @@ async def probe_token_limit(session: CheckSession, *, field: str, share: float) 
         if finish == "stop" and made is not None and made < FEW_TOKENS:
             return model_failure(f"a story of {made} tokens: {answer.content!r}")
         if finish != "length":
-            return server_failure(f"finish_reason {finish!r} after {field} {FEW_TOKENS} of a story")
+            return pass_if(False, f"finish_reason {finish!r} after {field} {FEW_TOKENS} of a story")
         words = len(text.split())
         if words > FEW_TOKENS + 1 or (made is not None and made > FEW_TOKENS):
-            return server_failure(f"{made} tokens and {words} words although {field} was {FEW_TOKENS}")
+            return pass_if(False, f"{made} tokens and {words} words although {field} was {FEW_TOKENS}")
         if not stream:
             cut_whole.append((question, text))
         shown = text.rstrip()

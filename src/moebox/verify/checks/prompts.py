@@ -7,18 +7,9 @@ from moebox.core.verdict import Score
 from moebox.phantom import vocabulary
 from moebox.phantom.text_questions import haystack_questions
 from moebox.phantom.tool_questions import TOOLS
-from moebox.verify.checks import texts
+from moebox.verify.checks import texts, turns
 from moebox.verify.checks.tool_history import MIN_TOKENS_PER_WORD
-from moebox.verify.checks.turns import (
-    PADDING,
-    PADDING_TOKENS,
-    assistant_turn,
-    chat_or_skip,
-    probe_conversation_forms,
-    probe_request_fields,
-    prompt_grew,
-    user_turn,
-)
+from moebox.verify.checks.turns import PADDING, PADDING_TOKENS, assistant_turn, chat_or_skip, prompt_grew, user_turn
 from moebox.verify.options import TRIALS
 from moebox.verify.session import REJECTED_STATUSES, ProbeFailed, ProbeSkipped, ProbeWarning, require_token_count
 from moebox.verify.trials import (
@@ -29,7 +20,6 @@ from moebox.verify.trials import (
     judge_answer,
     model_failure,
     require_capability,
-    server_failure,
 )
 
 LONG_SYSTEM = PADDING * 30  # 720 words: an agent's system message is pages long
@@ -99,7 +89,7 @@ async def probe_parts(session: CheckSession) -> Score | ProbeWarning:
         answer = await session.chat([user_turn(parts)], max_tokens=question.max_tokens)
         reason = judge_answer(question, answer)
         right_as_text = reason and not judge_answer(question, await session.ask_question(question))
-        return server_failure(reason) if right_as_text else model_failure(reason)
+        return TrialOutcome(reason=reason) if right_as_text else model_failure(reason)
 
     return await session.run_trials("prompt", attempt, 0.25)
 
@@ -199,8 +189,8 @@ CHECK = Check(
         "system": probe_system,
         "parts": probe_parts,
         "whole history": probe_whole_history,
-        "forms of turns": probe_conversation_forms,
-        "forms of requests": probe_request_fields,
+        "forms of turns": turns.probe_conversation_forms,
+        "forms of requests": turns.probe_request_fields,
         "many tools": probe_many_tools,
         "long descriptions": probe_long_descriptions,
         "characters": texts.probe_characters,

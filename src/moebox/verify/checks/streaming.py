@@ -7,15 +7,7 @@ from moebox.core.verdict import HttpExchange
 from moebox.verify.completions import ChatAnswer
 from moebox.verify.options import TRIALS
 from moebox.verify.session import ProbeFailed, ProbeSkipped, ProbeWarning
-from moebox.verify.trials import (
-    PASSED,
-    Check,
-    CheckSession,
-    QuestionAttempt,
-    TrialOutcome,
-    judge_answer,
-    server_failure,
-)
+from moebox.verify.trials import PASSED, Check, CheckSession, QuestionAttempt, TrialOutcome, judge_answer
 from moebox.verify.violations import CLOCK_TOKENS
 
 FAMILIES = ("copy", "copy", "secret", "sums")  # with little freedom: the same answer every time at temperature 0
@@ -45,7 +37,7 @@ async def probe_same_words(session: CheckSession) -> None:
             again = await session.ask_question(question)
             if again.content.rstrip() != whole.content.rstrip() and question.grade(pieces.reply).ok:
                 return PASSED
-            return server_failure(first_difference(whole.content, pieces.content))
+            return TrialOutcome(reason=first_difference(whole.content, pieces.content))
         difference = ""
         # A template may contain the time of day; an end-of-turn token may or may not be counted
         for key, slack in (("prompt", CLOCK_TOKENS), ("completion", 1)):
