@@ -127,7 +127,7 @@ async def probe_streams(session: CheckSession) -> str | ProbeWarning:
     """Codes asked for by more and more requests at once."""
     sizes = [size for size in STREAMS if size <= session.options.parallel]
     series = DoseSeries(session, [f"{size} at once" for size in sizes])
-    draw = lambda dose: (session.draw("secret") for _ in range(sizes[dose]))  # noqa: E731
+    draw: Callable[[int], list[Question]] = lambda dose: [session.draw("secret") for _ in range(sizes[dose])]  # noqa: E731
     return await series.run(lambda dose: series.ask(dose, *draw(dose), stream=series.of[dose] % 2 == 1))
 
 
