@@ -57,7 +57,7 @@ def test_missing_files_folders_and_binaries_have_their_own_messages(tmp_path: Pa
     with pytest.raises(BadInput, match="is a folder"):
         codec.load_toml(tmp_path)
     (tmp_path / "bin.toml").write_bytes(b"\xff\xfe")
-    with pytest.raises(BadInput, match="cannot be read"):
+    with pytest.raises(BadInput, match="not UTF-8 text"):
         codec.load_toml(tmp_path / "bin.toml")
 
 
@@ -115,8 +115,16 @@ def test_json_is_indented_like_the_standard_librarys(document: object):
 @pytest.mark.parametrize(
     ("text", "message", "hint"),
     [
-        ('[parallel]\ntp = "8"', "parallel.tp must be a whole number, not a text in quotes", None),
-        ("parallel = 8", "parallel must be a table, not a whole number", None),
+        (
+            '[parallel]\ntp = "8"',
+            "parallel.tp must be a whole number, not a text in quotes",
+            "write tp = 8, without quotes and unit",
+        ),
+        (
+            "parallel = 8",
+            "parallel must be a table, not a whole number",
+            "write [parallel] on a line of its own, and its settings below it",
+        ),
         ("[climb]\ncontexts = ['a']", "climb.contexts[0] must be a whole number, not a text in quotes", None),
         ("[runtime]\nkind = 'dokcer'", "runtime.kind: 'dokcer' is not a valid value", "did you mean docker?"),
     ],

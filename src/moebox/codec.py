@@ -31,6 +31,14 @@ TYPE_WORDS = {  # msgspec's names of types in a reader's words
     "array": "a list",
     "object": "a table",
 }
+WRITE_HINTS = {  # how to write a value, by the type that msgspec expected
+    "int": "write {key} = 8, without quotes and unit",
+    "float": "write {key} = 0.9, without quotes and unit",
+    "str": 'write {key} = "…", in quotes',
+    "bool": "write {key} = true or {key} = false, without quotes",
+    "array": "write {key} = [ ], with the values between the brackets",
+    "object": "write [{path}] on a line of its own, and its settings below it",
+}
 _LONG_KEY = re.compile(r"""(?<![\w"'.-])(?:[\w"'-]++[ \t]*+\.[ \t]*+){100}""")
 
 
@@ -47,13 +55,15 @@ def decode(kind: type[T], value: Any, *, where: str) -> T:
 def explain_mismatch(text: str, kind: Any) -> tuple[str, str | None]:
     """Return msgspec's message as a sentence that begins with the field, and a hint for a misspelt value."""
     body, _, path = text.partition(" - at `$")
-    path = path.removesuffix("`").lstrip(".").replace("[...]", ".*")
+    path = path.removesuffix("`").lstrip(".").replace("[...]", ".NAME")
     if found := re.fullmatch(r"Expected `(.+)`, got `(.+)`", body):
         wanted, given = (
             " or ".join(TYPE_WORDS.get(name, name) for name in names.split(" | ") if name != "null")
             for names in found.groups()
         )
-        return f"{path or 'the content'} must be {wanted}, not {given or 'empty'}", None
+        hint = WRITE_HINTS.get(found[1].removesuffix(" | null"), "").format(key=path.rpartition(".")[2], path=path)
+        hint = "" if "[" in path or not path else hint
+        return f"{path or 'the content'} must be {wanted}, not {given or 'empty'}", hint or None
     if found := re.fullmatch(r"Object missing required field `(.+)`", body):
         return f"{path}{'.' if path else ''}{found[1]} is missing", None
     if found := re.fullmatch(r"Invalid enum value '?(.*?)'?", body):
@@ -82,7 +92,9 @@ def parse_toml(text: str, *, where: str) -> dict[str, object]:
         copied: dict[str, object] = pickle.loads(_pickled_toml(text))  # noqa: S301  (our own bytes)
         return copied
     except (ValueError, RecursionError) as problem:  # ValueError: also numbers and dates outside Python's range
-        raise BadInput(f"{where}: not valid TOML: {problem}") from None
+        words = str(problem).replace("Cannot overwrite a value", "a setting is there twice")
+        hint = "it looks like JSON" if text.lstrip()[:1] == "{" else 'a line of TOML is like name = "value"'
+        raise BadInput(f"{where}: not valid TOML: {words}", hint=hint) from None
 
 
 @functools.lru_cache(maxsize=64)
@@ -99,7 +111,8 @@ def parse_json(text: str, *, where: str) -> Any:
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError) as problem:
-        raise BadInput(f"{where}: not valid JSON: {problem}") from None
+        words = str(problem).replace("JSON is malformed: ", "").replace("Input data was truncated", "it ends too early")
+        raise BadInput(f"{where}: {f'not valid JSON: {words}' if text.strip() else 'is empty'}") from None
 
 
 def read_text(path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> str:
@@ -117,8 +130,10 @@ def read_text(path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> str:
         raise BadInput(f"{path}: no such file") from None
     except IsADirectoryError:
         raise BadInput(f"{path}: is a folder, not a file") from None
-    except (UnicodeDecodeError, OSError) as problem:
-        raise BadInput(f"{path}: cannot be read: {problem}") from None
+    except UnicodeDecodeError as problem:
+        raise BadInput(f"{path}: is not UTF-8 text (byte {problem.start})", hint="save it as UTF-8") from None
+    except OSError as problem:
+        raise BadInput(f"{path}: cannot be read: {problem.strerror}") from None
 
 
 def to_plain(value: Any) -> Any:

@@ -97,7 +97,9 @@ def suggest_names(name: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.55)
     if near:
         return f"did you mean {' or '.join(near)}?"
-    if len(names) <= 12:
+    if not names:
+        return "there are none"
+    if len(names) <= 24:
         return f"known: {', '.join(names)}"
     return f"known: {', '.join(names[:10])}, … ({len(names)} in all)"
 

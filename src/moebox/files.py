@@ -108,6 +108,7 @@ def report_write_errors(
     try:
         yield
     except OSError as problem:
+        hint = hint or ("it is a folder: name a file in it" if problem.errno == errno.EISDIR else None)
         raise error_type(f"{path}: cannot be written: {problem.strerror}", hint=hint) from problem
 
 

@@ -21,6 +21,7 @@ SCREENS = {
     "models show": ("deepseek-v4-pro", 0, "DeepSeek V4 Pro"),
     "models add": ("not-a-repository", 2, "error: not-a-repository: not a repository of the Hub"),
     "models search": ("", 2, "error: no words to search for"),
+    "recipes": ("", 0, "shipped:"),
     "fetch": ("no-such-file.toml", 2, "error: "),
     "rehearse": ("no-such-file.toml", 2, "error: "),
     "twin": ("no-such-model", 2, "error: "),

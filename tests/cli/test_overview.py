@@ -16,13 +16,25 @@ def test_commands_are_grouped_and_fit_eighty_columns(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("COLUMNS", "80")
-    assert main(["--help"]) == 0
+    assert main(["help"]) == 0
     text = capsys.readouterr().out
 
     assert all(len(line) <= 80 for line in text.splitlines())
     assert text.index("Start here") < text.index("Plan\n") < text.index("Serve\n") < text.index("Prove\n")
     for name in {name.partition(" ")[0] for name in COMMANDS}:
         assert f"\n  {name} " in text
+
+
+def test_the_help_is_one_screen_with_every_command(capsys: pytest.CaptureFixture[str]):
+    """24 lines of 80 columns begin with what to type first; `moebox help` has the sentences."""
+    assert main(["--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+
+    assert len(lines) <= 23
+    assert max(map(len, lines)) <= 80
+    assert "moebox plan MODEL" in lines[1]
+    named = set(" ".join(lines).replace(",", " ").split())
+    assert {name.partition(" ")[0] for name in COMMANDS} <= named
 
 
 def test_moebox_alone_is_the_first_commands_and_what_to_do_now(capsys: pytest.CaptureFixture[str]):

@@ -8,7 +8,6 @@ from moebox.cli import main
 @pytest.mark.parametrize(
     ("words", "code", "texts"),
     [
-        ("up kimi-k26-vlm.toml", 2, ("no such file", "a recipe's name has no .toml; did you mean kimi-k26-vllm")),
         ("verify http://nosuch.invalid:8000/v1", 3, ("nosuch.invalid", "is the host's name right?")),
         ("bench http://127.0.0.1:9/v1 --slo ttft=2", 2, ("'ttft=2' has no unit", "ttft=2s or ttft=2ms")),
     ],

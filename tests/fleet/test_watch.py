@@ -7,7 +7,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from moebox.cli import main
-from moebox.cli.watch import bar_chart, look_line, watch_page
+from moebox.cli.bench.results import sparkline
+from moebox.cli.watch import look_line, watch_page
 from moebox.core.endpoint import endpoint_from_url
 from moebox.core.verdict import CheckVerdict
 from moebox.flows.diagnose import MetricsLook
@@ -158,7 +159,7 @@ def test_charts_fit_a_narrow_terminal(server: ThreadingHTTPServer) -> None:
     assert all(len(row) <= 80 for row in text.splitlines())
     assert "output tok/s" in text
     assert "█" in text
-    assert bar_chart([None, 0.0, 1.0]) == "  █"
+    assert sparkline([0.0, 1.0], 40) == "▁█"
     assert look_line(MetricsLook(at=0.0, answered=False)) == "no answer"
 
 

@@ -61,6 +61,7 @@ def test_an_engine_that_is_not_installed_is_reported_with_how_to_get_it(acting: 
     recipe = acting("good", runtime=Runtime(entry="no-such-engine serve"))
     with pytest.raises(ExternalError, match="vllm is not installed here: no-such-engine is not on PATH") as caught:
         launch_engine(prepare_launch(deploy(recipe)), run)
+    assert "`moebox engines install vllm==" in str(caught.value.hint)
     assert "pip install vllm" in str(caught.value.hint)
 
 

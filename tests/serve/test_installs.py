@@ -60,6 +60,8 @@ def test_a_recipe_runs_on_the_version_that_it_names(
     for version in ("1.0", "1.1"):
         argv = prepare_launch(deploy(toy_recipe(version))).argv
         assert argv[0] == str(installs.engines_dir() / f"toy-{version}" / "bin" / "toy-serve")
+    newest = prepare_launch(deploy(toy_recipe(""))).argv[0]  # named by no recipe, and not on PATH
+    assert newest == str(installs.engines_dir() / "toy-1.1" / "bin" / "toy-serve")
     with engine_session(deploy(toy_recipe("1.1")), Run.create("toy"), patience_s=60) as session:
         assert session.is_alive
         capsys.readouterr()

@@ -14,7 +14,7 @@ from moebox.core.box import Box
 from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Recipe
-from moebox.errors import BadInput, UnknownName, Unsupported
+from moebox.errors import BadInput, UnknownName, Unsupported, refuse_if
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +35,12 @@ def resolve_model(name: str) -> tuple[Model, tuple[Checkpoint, ...]]:
 def look_up_model(name: str) -> ResolvedModel:
     """Return the model with this name or path, with notes."""
     notes: tuple[str, ...] = ()
+    refuse_if(not name, "the name of the model is empty", hint="`moebox models` lists them")
+    name = name.removeprefix("https://huggingface.co/").rstrip("/") if name.startswith("https:") else name
     if _path_exists(name):
         path = Path(name).expanduser()
+        if path.suffix == ".toml":
+            raise BadInput(f"{name}: is a TOML file, not a model", hint="`moebox up` takes recipes")
         if path.is_file():
             return model_from_file(path)
         if not path.is_dir():

@@ -50,14 +50,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "forecast": ("moebox.cli.forecast:forecast", "Forecast speed by concurrency and context, in virtual time."),
     "rehearse": ("moebox.cli.rehearse:rehearse", "Boot the real engine with few layers and dummy weights."),
     "calibrations": ("moebox.cli.calibrations:calibrations", ""),
-    "calibrations show": (
-        "moebox.cli.calibrations:show",
-        "Show the figures of one, and what they mean for the whole model.",
-    ),
+    "calibrations show": ("moebox.cli.calibrations:show", "Show one, and what it means for the whole model."),
     "calibrations remove": ("moebox.cli.calibrations:remove", "Remove one; forecasts use fitted constants again."),
     "calibrations export": ("moebox.cli.calibrations:export", "Write one to a file, for other users of the same box."),
     "calibrations import": ("moebox.cli.calibrations:import_", "Read one from a file."),
     "twin": ("moebox.cli.twin:twin", "Serve a simulation of a box you do not own, in real time."),
+    "recipes": ("moebox.cli.recipes:recipes", "List recipes: shipped, saved, of runs; and how each did."),
     "up": ("moebox.cli.up:up", "Start a recipe's engine and wait until it answers."),
     "switch": ("moebox.cli.switch:switch", "Serve several models at one address, as many at a time as fit."),
     "ps": ("moebox.cli.ps:ps", "List the engines that moebox started."),
@@ -82,10 +80,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "verify": ("moebox.cli.verify:verify", "Check that a server answers correctly: 20 correctness checks."),
     "quality": ("moebox.cli.quality:quality", "Measure how far a server's model is from a reference."),
     "fleet plan": ("moebox.cli.fleet.plan:plan", "Find how many boxes of which kind serve a number of users."),
-    "fleet render": (
-        "moebox.cli.fleet.commands:render",
-        "Write router configuration, Compose, Kubernetes or Slurm files.",
-    ),
+    "fleet render": ("moebox.cli.fleet.commands:render", "Write router, Compose, Kubernetes or Slurm files."),
     "fleet up": ("moebox.cli.fleet.commands:up", "Start the members and the router in front of them."),
     "fleet ps": ("moebox.cli.fleet.commands:ps", "List fleets and whether their members answer."),
     "fleet down": ("moebox.cli.fleet.commands:down", "Stop a fleet."),
@@ -98,12 +93,22 @@ COMMANDS: dict[str, tuple[str, str]] = {
 # The overview: section -> commands.
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Start here": ("run", "ui"),
-    "Plan": ("plan", "forecast", "box", "models", "fetch", "twin", "rehearse", "calibrations"),
+    "Plan": ("plan", "forecast", "box", "models", "recipes", "fetch", "twin", "rehearse", "calibrations"),
     "Serve": ("doctor", "up", "switch", "ps", "logs", "down", "engines", "render", "connect", "watch", "fleet"),
     "Prove": ("verify", "quality", "climb", "tune", "upgrade", "compare", "bench", "task"),
     "Show": ("runs", "report", "pack"),
 }
 MAX_WIDTH, NAME_WIDTH = 100, 16
+ABOUT = """from your box and a model to a checked, measured endpoint
+  moebox plan MODEL   what fits on this machine, and how fast; --box for another
+  moebox run MODEL    plan, start, verify, climb, measure and report
+  moebox ui           the same on a local page
+  moebox --help       all commands; `moebox models` lists models"""
+END = """
+`moebox help` has a sentence on each, `moebox COMMAND --help` explains one.
+--json prints one document for scripts, --runs FOLDER uses another folder of
+runs, --plain has no colour and live views, --debug prints tracebacks. Exit
+codes: 0 good, 1 the answer is no, 2 bad input, 3 outside failure, 130 Ctrl-C."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -116,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not words:
             print(start_text())
         elif words in (["--help"], ["-h"], ["help"]):
-            print(overview_text())
+            print(overview_text(sentences=words == ["help"]))
         elif words[0] == "--complete":
             from moebox.cli.completion import complete
 
@@ -204,31 +209,23 @@ def start_text() -> str:
     else:
         now = ["now, on this machine without a GPU: moebox run"]
         now.append("  goes through every step with a small model that comes with moebox")
-    lines = [
-        f"moebox {__version__}: from your box and a model to a checked, measured endpoint",
-        "  moebox plan MODEL   what fits on this machine, and how fast; --box for another",
-        "  moebox run MODEL    plan, start, verify, climb, measure and report",
-        "  moebox ui           the same on a local page",
-        "  moebox --help       all commands; `moebox models` lists models",
-    ]
-    return "\n".join([*lines, "", *now])
+    return "\n".join([f"moebox {__version__}: {ABOUT}", "", *now])
 
 
-def overview_text() -> str:
-    """Return the list of all commands by section; nothing else is loaded for it."""
+def overview_text(*, sentences: bool) -> str:
+    """Return all commands by section, on one screen or with a sentence on each; nothing else is loaded for it."""
     from moebox import __version__
 
     width = min(shutil.get_terminal_size((80, 24)).columns, MAX_WIDTH)
     about = {name: sentence for name, (_, sentence) in COMMANDS.items() if " " not in name} | GROUPS
     rest = tuple(name for name in about if section_of(name) == "More")
-    lines = [f"moebox {__version__}: from your box and a model to a checked, measured endpoint"]
+    lines = [f"moebox {__version__}: {ABOUT}", ""]
     for title, names in {**SECTIONS, "More": rest}.items():
+        if not sentences:
+            lines += textwrap.wrap(f"{title + ':':<12}{', '.join(names)}", 80, subsequent_indent=" " * 12)
+            continue
         lines += ["", title]
         for name in names:
             first, *more = textwrap.wrap(about[name], width - NAME_WIDTH) or [""]
             lines += [f"  {name:<{NAME_WIDTH - 2}}{first}", *(" " * NAME_WIDTH + line for line in more)]
-    lines += ["", "`moebox COMMAND --help` explains one. --json prints one document for scripts,"]
-    lines.append("--runs FOLDER names another folder of runs, --plain turns off colour and live")
-    lines.append("views, --debug prints tracebacks. Exit codes:")
-    lines.append("0 good, 1 the answer is no, 2 bad input, 3 outside failure, 130 interrupted.")
-    return "\n".join(lines)
+    return "\n".join([*lines, END])

@@ -4,33 +4,30 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, Literal, get_args, get_origin
 
-from cyclopts import App, CoercionError, CycloptsError, MissingArgumentError, Parameter, UnusedCliTokensError
+from cyclopts import App, CoercionError, CycloptsError, Parameter
 from cyclopts.argument import Argument
+from cyclopts.exceptions import MissingArgumentError, UnusedCliTokensError
 
 from moebox import __version__
-from moebox.cli import COMMANDS, GROUPS, subcommands
+from moebox.cli import ABOUT, COMMANDS, GROUPS, subcommands
 from moebox.cli.signals import signals_as_interrupt
-from moebox.errors import BadInput, UnknownName
+from moebox.errors import BadInput, UnknownName, suggest_names
 
-HELP = """From the box you have and a frontier mixture-of-experts model to an endpoint that is planned, launched,
-verified, tuned, benchmarked and reported.
-
-Exit codes: 0 good, 1 the answer is no, 2 bad input, 3 something outside is missing or failed, 130 interrupted.
-Every command takes `--debug` to show a traceback, `--plain` for no colour and live views, and `--runs FOLDER` for
-another folder of runs; all that print results take `--json` for one JSON document.
-"""
 NUMBER_KINDS: dict[object, str] = {int: "a whole number", float: "a number"}
 
 
 def call_command(words: list[str]) -> int:
     """Run the command that the words name and return its exit code; BadInput if they do not make a command."""
-    first, second = (*words, "", "")[:2]
+    first, second = (*(word for word in words if word != "--json"), "", "")[:2]
     known = {name.partition(" ")[0] for name in COMMANDS}
-    if not first.startswith("-") and first not in known:
-        raise UnknownName("command", first, known)
+    if first in ("", "--runs"):
+        raise BadInput("no command is named", hint="`moebox --help` lists them; --runs needs a folder, then a command")
+    if first not in known and first not in ("--version", "--help", "-h"):
+        near = suggest_names(first, sorted(known))
+        raise UnknownName("command", first, known, hint=near if "?" in near else "`moebox --help` lists the commands")
     bare = first in COMMANDS or second.startswith("-")
     if first in GROUPS and not bare and second not in ("", *subcommands(first)):
-        raise UnknownName(f"{first} command", second, subcommands(first))
+        raise unknown_subcommand(first, second)
     app = build_app([word for word in words if not word.startswith("-")])
     try:
         own = [word for word in words if word != "--json"]
@@ -43,8 +40,17 @@ def call_command(words: list[str]) -> int:
     except CycloptsError as problem:
         refuse_removed_flags(words)
         hint = "`--help` after the command lists its arguments and flags"
-        raise BadInput(usage_error(problem), hint=hint) from None
+        unused = problem.unused_tokens if isinstance(problem, UnusedCliTokensError) else None
+        if first in GROUPS and unused and unused[0] == second:  # not an argument but the name of a subcommand
+            raise unknown_subcommand(first, second) from None
+        raise BadInput(usage_error(problem, words), hint=hint) from None
     return code if isinstance(code, int) else 0
+
+
+def unknown_subcommand(group: str, name: str) -> UnknownName:
+    """Return the error for a word that is not a subcommand of the group."""
+    meant = {"delete": "rm", "remove": "rm", "rm": "remove"}.get(name, name)
+    return UnknownName(f"{group} command", name, (), hint=suggest_names(meant, sorted(subcommands(group))))
 
 
 def refuse_removed_flags(words: Sequence[str]) -> None:
@@ -70,7 +76,7 @@ def build_app(called: Sequence[str] = ()) -> App:
     own = next((name for name in names if name in COMMANDS), "")
     shown = Parameter(show_default=default_text)
     app = App(
-        name="moebox", help=HELP, version=f"moebox {__version__}", help_format="markdown", default_parameter=shown
+        name="moebox", help=ABOUT, version=f"moebox {__version__}", help_format="markdown", default_parameter=shown
     )
     app.suppress_keyboard_interrupt = False  # cyclopts would exit without a message
     groups: dict[str, App] = {}
@@ -101,13 +107,18 @@ def load_function(target: str) -> Any:
     return getattr(import_module(module), name)
 
 
-def usage_error(problem: CycloptsError) -> str:
+def usage_error(problem: CycloptsError, words: Sequence[str]) -> str:
     """Return one line for words that do not make a command."""
     argument = problem.argument
     if isinstance(problem, UnusedCliTokensError) and problem.unused_tokens:
         return f"unexpected argument {' '.join(problem.unused_tokens)!r}"
     if isinstance(problem, MissingArgumentError) and argument:
-        return f"{problem.keyword} needs a value" if problem.keyword else f"{_argument_name(argument)} is missing"
+        if not problem.keyword:
+            return f"{_argument_name(argument)} is missing"
+        after = [*words, "", problem.keyword, ""]
+        value = after[after.index(problem.keyword) + 1]
+        negative = value[:1] == "-" and value[1:2].isdigit()
+        return f"{problem.keyword} {value}: must not be negative" if negative else f"{problem.keyword} needs a value"
     if not isinstance(problem, CoercionError) or not problem.token or not argument:
         return " ".join(str(problem).split())
     flag, value = problem.token.keyword or _argument_name(argument), problem.token.value

@@ -1,12 +1,12 @@
 """`moebox box`: this machine, or a described one."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moebox import detect
 from moebox.cli import flags
-from moebox.cli.display import make_grid
+from moebox.cli.display import make_grid, make_table
 from moebox.cli.flags import AsJson, Switch
 from moebox.cli.output import print_result, stderr_console, stdout_console
 from moebox.core.box import Box, Gpu
@@ -17,14 +17,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 LINK_NAMES = {"nvlink": "NV", "pix": "PIX", "pxb": "PXB", "phb": "PHB", "node": "NODE", "sys": "SYS"}
-LINK_MEANINGS = {
-    "NV": "NVLink",
-    "PIX": "one PCIe switch",
-    "PXB": "several switches",
-    "PHB": "a host bridge",
-    "NODE": "one NUMA node",
-    "SYS": "across sockets",
-}
+LINK_MEANINGS = {"NV": "NVLink", "PIX": "one PCIe switch", "PXB": "several switches", "PHB": "a host bridge"}
+LINK_MEANINGS |= {"NODE": "one NUMA node", "SYS": "across sockets"}
 
 
 def box(
@@ -93,17 +87,15 @@ def box_panel(box: Box) -> "RenderableType":
 
 def gpu_table(box: Box) -> "RenderableType":
     """Return a row for each GPU; neighbours that are alike in every way share one."""
-    from rich.table import Table
     from rich.text import Text
 
     if not box.gpus:
         return Text("no GPUs: the embedded engine and CPU engines can run here")
-    table = Table(box=None, pad_edge=False)
     has_free = any(gpu.memory_free is not None for gpu in box.gpus)
     heads = ["GPU", "model", "free memory" if has_free else "memory", "PCIe"]
     has_nvlink, has_numa = any(gpu.nvlink for gpu in box.gpus), any(gpu.numa is not None for gpu in box.gpus)
-    for head in heads + ["NVLink"] * has_nvlink + ["NUMA"] * has_numa:
-        table.add_column(head, justify="left" if head in ("GPU", "model") else "right", no_wrap=True)
+    heads += ["NVLink"] * has_nvlink + ["NUMA"] * has_numa
+    rows: list[list[RenderableType]] = []
     groups: list[tuple[int, int, Gpu]] = []  # first and last index
     for index, gpu in enumerate(box.gpus):
         if groups and groups[-1][2] == gpu:
@@ -122,8 +114,8 @@ def gpu_table(box: Box) -> "RenderableType":
         cells: list[RenderableType] = [str(first) if first == last else f"{first}-{last}", gpu_name(gpu), memory, slot]
         cells += [format_rate(gpu.nvlink) if gpu.nvlink else "none"] if has_nvlink else []
         cells += ["unknown" if gpu.numa is None else str(gpu.numa)] if has_numa else []
-        table.add_row(*cells)
-    return table
+        rows.append(cells)
+    return make_table(heads, rows, left_columns=("GPU", "model"), gap=1)
 
 
 def gpu_name(gpu: Gpu) -> str:
@@ -163,15 +155,11 @@ def _box_facts(box: Box) -> Iterator[tuple[str, str]]:
         state = "".join(f", {name} {value}" for name, value in (("IOMMU", host.iommu), ("ACS", host.acs)) if value)
         yield "host", f"{host.system}, {format_gib(host.shm)} /dev/shm{state}"
         yield "disk", f"{format_gb(host.disk_free)} free for models"
-        yield "containers", _versions_text(host.runtimes)
-        yield "engines", _versions_text(host.engines)
+        for name, versions in (("containers", host.runtimes), ("engines", host.engines)):
+            yield name, ", ".join(map(" ".join, versions.items())) or "none found"
     unverified = sorted({field for gpu in box.gpus for field in gpu.unverified})
     if unverified:
         yield "unverified", f"{', '.join(unverified)} rates: from data sheets, not measured here"
-
-
-def _versions_text(found: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in found.items()) or "none found"
 
 
 def link_matrix(box: Box) -> "RenderableType":

@@ -29,9 +29,7 @@ def calibrations(*, json: AsJson = False) -> int:
         if not stored.calibrations:
             print_lines(["none yet: `moebox rehearse RECIPE --measure` makes one"])
             return
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for title in ("id", "box", "layers from", "error"):
-            table.add_column(title, overflow="fold")
+        table = Table("id", "box", "layers from", "error", box=None, pad_edge=False, padding=(0, 2, 0, 0))
         for found in stored.calibrations:
             table.add_row(found.id, found.place.text, f"{found.layers} from {depths_text(found)}", error_text(found))
         stdout_console().print(table)
@@ -111,19 +109,11 @@ def import_(path: Path, *, json: AsJson = False) -> int:
 def calibration_summary(calibration: Calibration) -> Document:
     """Return a calibration under the keys that scripts rely on."""
     reading = full_depth(calibration)
-    return {
-        "id": calibration.id,
-        "date": calibration.date,
+    names = ("id", "date", "engine", "version", "model", "quant", "layers", "depths", "imported")
+    return {name: getattr(calibration, name) for name in names} | {
         "box": calibration.place.text,
-        "engine": calibration.engine,
-        "version": calibration.version,
-        "model": calibration.model,
-        "quant": calibration.quant,
         "layout": calibration.layout.text,
-        "layers": calibration.layers,
-        "depths": calibration.depths,
         "error": round(reading.decode_error, 4) if reading.decode_times else None,
-        "imported": calibration.imported,
     }
 
 

@@ -104,9 +104,7 @@ def print_steps(trials: "Sequence[ClimbTrial]", passed_over: "Mapping[str, str]"
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False)
-    for title in ("change", "verdict", "tok/s", "TTFT", "KV tokens", "", "why"):
-        table.add_column(title, justify="right" if title in ("tok/s", "TTFT", "KV tokens") else "left")
+    table = Table("change", "verdict", "tok/s", "TTFT", "KV tokens", "", "why", box=None, pad_edge=False)
     for trial in trials:
         measured = trial.output_tok_s > 0
         table.add_row(

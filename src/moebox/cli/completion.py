@@ -105,9 +105,9 @@ def _engine_names() -> Iterable[str]:
 
 
 def _recipe_names() -> Iterable[str]:
-    from moebox.serve import recipes
+    from moebox.flows import recipe_list
 
-    return [*recipes.shipped_recipes(), *recipes.saved_recipes()]
+    return [row.name for row in recipe_list.list_recipes()]
 
 
 def _run_names() -> Iterable[str]:

@@ -8,10 +8,12 @@ from cyclopts import Parameter
 
 from moebox import codec
 from moebox.cli import flags
+from moebox.cli.display import VERDICT_MARKS
 from moebox.cli.flags import AsJson, Switch
 from moebox.cli.output import exit_code, print_lines, print_result, stderr_console, stdout_console
+from moebox.core import registry
 from moebox.core.recipe import EngineName
-from moebox.errors import refuse_if
+from moebox.errors import UnknownName, refuse_if
 from moebox.units import parse_size, plural
 
 if TYPE_CHECKING:
@@ -25,13 +27,7 @@ if TYPE_CHECKING:
     from moebox.doctor.logs import LogSearch
     from moebox.engines.package_check import PackageCheck
 
-_MARKS = {
-    "pass": "[green]✓[/]",
-    "warn": "[yellow]![/]",
-    "fail": "[red]✗[/]",
-    "unknown": "[dim]?[/]",
-    "note": "[dim]·[/]",
-}
+_MARKS = VERDICT_MARKS | {"unknown": "[dim]?[/]", "note": "[dim]·[/]"}
 
 
 def logs(
@@ -56,6 +52,8 @@ def logs(
     from moebox.store.log import log_pieces
 
     known: list[PlanWarning] = []
+    if engine and engine not in registry.engine_names():
+        raise UnknownName("engine", engine, registry.engine_names())
     if not file.exists() and (str(file) == "latest" or (runs_dir() / file).is_dir()):
         file = Run.open(str(file)).path
     if file.is_dir():
@@ -155,6 +153,8 @@ def box(
     from moebox.store.run import runs_dir
 
     size = flags.parse_value("--need", need, parse_size) if need else 0
+    refuse_if(0 < size < 10**6, f"--need {need} is less than 1 MB", hint=f"write it like {need}GB")
+    refuse_if(against and not against.exists(), f"--against {against}: no such file or folder")
     flags.refuse_unused("--test tests this machine", box=box if test else None)
     old = detect.load_box(str(against / "box.toml" if against.is_dir() else against)) if against else None
     place = detect.load_box(box)

@@ -14,7 +14,7 @@ from moebox.cli.flags import AsJson, OutputPath, Switch
 from moebox.cli.output import exit_code, print_lines, print_result, stderr_console, stdout_console
 from moebox.core import catalogue, registry
 from moebox.core.kernel import Arch, KernelLaunch, KernelScan, find_arch
-from moebox.errors import BadInput, ExternalError, Unsupported, refuse_if
+from moebox.errors import BadInput, ExternalError, Unsupported, refuse_if, refuse_out_of_range
 from moebox.store import Run
 from moebox.units import plural
 
@@ -82,6 +82,7 @@ def kernels(
         run: Keep the findings in this run's folder; its report shows them.
     """
     arch = find_arch(arch_name or DEFAULT_ARCH)
+    refuse_out_of_range("--tp", tp, 1, 1024)
     chosen = flags.given_flags(cache=cache, configs=configs, tune=tune, revert=revert, fix=fix)
     refuse_if(len(chosen) > 1, f"{' and '.join(chosen)} are different actions; give one")
     others: dict[str, object] = {"engine": engine, "site_packages": site_packages, "python": python}
@@ -160,6 +161,7 @@ def check_configs(folder: Path, arch: Arch, *, json: bool) -> int:
     from moebox.kernels.configs import check_tuned_files
 
     found = check_tuned_files(folder, arch)
+    refuse_if(not found, f"{folder}: has no tuned fused-MoE files", hint="their names begin with E= and end in .json")
     bad = [(file, file.bad) for file in found if file.bad]
 
     def show() -> None:

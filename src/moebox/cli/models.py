@@ -1,6 +1,6 @@
 """`moebox models`: the catalogue, models that were read from the Hub, and any model on disk."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
@@ -19,9 +19,23 @@ from moebox.units import format_count, format_gb, format_gib, format_params, for
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.table import Table
 
 WIDE = 96  # columns
 SCREEN_ROWS = 18  # models or lines about one on a terminal of 24 lines, beside headings, notes and the prompt
+MODEL_KEYS = [
+    "name",
+    "title",
+    "repo",
+    "architecture",
+    "released",
+    "context",
+    "layers",
+    "dense_layers",
+    "hidden",
+    "vocab",
+]
+CHECKPOINT_KEYS = ["name", "repo", "path", "format", "quant", "shards", "engines", "native", "how", "note", "source"]
 SIZE_SOURCES = {"computed": "computed", "published": "as published", "read": "read from headers"}
 
 
@@ -37,11 +51,8 @@ def models(*, everything: Annotated[Switch, Parameter(name="--all")] = False, js
     document = {
         "models": [
             {
-                "name": model.name,
-                "title": model.title,
-                "repo": model.repo,
+                **{name: getattr(model, name) for name in ("name", "title", "repo", "context")},
                 "parameters": {"total": model.total_parameters, "active": model.active_parameters},
-                "context": model.context,
                 "attention": _attention_key(model),
                 "licence": model.licence.name,
                 "checkpoints": [checkpoint.name for checkpoint in each.checkpoints],
@@ -148,16 +159,7 @@ def show(model: str, *, everything: Annotated[Switch, Parameter(name="--all")] =
 def model_document(model: Model, checkpoints: tuple[Checkpoint, ...]) -> Document:
     """Return a model under the keys that scripts rely on."""
     return {
-        "name": model.name,
-        "title": model.title,
-        "repo": model.repo,
-        "architecture": model.architecture,
-        "released": model.released,
-        "context": model.context,
-        "layers": model.layers,
-        "dense_layers": model.dense_layers,
-        "hidden": model.hidden,
-        "vocab": model.vocab,
+        **{name: getattr(model, name) for name in MODEL_KEYS},
         "attention": {"kind": _attention_key(model), **codec.to_document(model.attention)},
         "stack": [codec.to_document(layers) for layers in model.stack],
         "moe": codec.to_document(model.moe) if model.moe else None,
@@ -173,20 +175,10 @@ def model_document(model: Model, checkpoints: tuple[Checkpoint, ...]) -> Documen
         "source": model.source,
         "checkpoints": [
             {
-                "name": checkpoint.name,
-                "repo": checkpoint.repo,
-                "path": checkpoint.path,
-                "format": checkpoint.format,
-                "quant": checkpoint.quant,
+                **{name: getattr(checkpoint, name) for name in CHECKPOINT_KEYS},
                 "bytes": checkpoint.total_bytes,
                 "bits_per_weight": round(checkpoint.bits_per_weight(model), 3),
                 "by_component": checkpoint.bytes_by_component,
-                "shards": checkpoint.shards,
-                "engines": checkpoint.engines,
-                "native": checkpoint.native,
-                "how": checkpoint.how,
-                "note": checkpoint.note,
-                "source": checkpoint.source,
             }
             for checkpoint in checkpoints
         ],
@@ -202,21 +194,18 @@ def _attention_key(model: Model) -> str:
 def model_table(models: list[ResolvedModel], *, width: int = 80) -> "RenderableType":
     """Return the catalogue, one model a row; the kind of attention only if the terminal is wide enough."""
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
 
     figures = {name: text for name, text in FIGURES.items() if width >= WIDE or name != "attention"}
-    table = Table(box=None, pad_edge=False)
-    table.add_column("model", no_wrap=True)
-    for name in figures:
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("as published", no_wrap=True)
+    rows = []
     for known in models:
         native = next((each for each in known.checkpoints if each.native), None)
         last = "unknown"
         if native:
             last = f"{format_gb(native.total_bytes):>8} {native.name if len(native.name) < 12 else native.quant}"
-        table.add_row(known.model.name, *(text(known.model) for text in figures.values()), last)
+        rows.append((known.model.name, *(text(known.model) for text in figures.values()), last))
+    ends = ("model", "as published")
+    table = make_table((ends[0], *figures, ends[1]), rows, left_columns=ends, gap=1)
     note = "\nKV/token: bytes of bf16 cache. `moebox models show NAME` shows one of them, or a\nfolder or .gguf file."
     return Group(table, Text(note, style="dim"))
 
@@ -249,25 +238,12 @@ def model_screen(model: Model, checkpoints: tuple[Checkpoint, ...]) -> "Renderab
 
     console, shape = stdout_console(), make_grid(_shape_facts(model), gap=2)
     room = SCREEN_ROWS - len(console.render_lines(shape))
-    rows = []
-    for checkpoint in sorted(checkpoints, key=lambda each: not each.native):
-        name = checkpoint.name + (" (native)" if checkpoint.native and not checkpoint.path else "")
-        bits = f"{checkpoint.bits_per_weight(model):.2f}"
-        rows.append(
-            (name, format_gb(checkpoint.total_bytes), bits, str(checkpoint.repo or checkpoint.path or "unknown"))
-        )
-        if len(console.render_lines(_screen_table(rows))) > max(room, 3):
-            rows.pop()
-            break
-    more = f"{plural(len(checkpoints) - len(rows), 'more checkpoint')}, " if len(rows) < len(checkpoints) else ""
+    ordered = sorted(checkpoints, key=lambda each: not each.native)
+    tables = [checkpoint_table(model, ordered[:count], readers=False) for count in range(1, len(ordered) + 1)]
+    shown = [table for table in tables if len(console.render_lines(table)) <= max(room, 3)]
+    more = f"{plural(len(tables) - len(shown), 'more checkpoint')}, " if len(shown) < len(tables) else ""
     rest = Text(f"{more}parameters by component, engines: --all", style="dim")
-    return Group(_title_line(model), shape, _screen_table(rows), rest)
-
-
-def _screen_table(rows: list[tuple[str, str, str, str]]) -> "RenderableType":
-    table = make_table(("checkpoint", "size", "bits/w", "where"), rows, left_columns=("checkpoint", "where"))
-    table.columns[-1].no_wrap, table.columns[-1].overflow = False, "fold"
-    return table
+    return Group(_title_line(model), shape, *shown[-1:], rest)
 
 
 def _title_line(model: Model) -> "RenderableType":
@@ -289,7 +265,7 @@ def model_page(model: Model, checkpoints: tuple[Checkpoint, ...]) -> "Renderable
         Text(),
         component_table(model, checkpoints[:4]),
         Text(),
-        checkpoint_table(model, checkpoints),
+        checkpoint_table(model, checkpoints, readers=True),
     )
 
 
@@ -359,23 +335,19 @@ def component_table(model: Model, checkpoints: tuple[Checkpoint, ...]) -> "Rende
     return table
 
 
-def checkpoint_table(model: Model, checkpoints: tuple[Checkpoint, ...]) -> "RenderableType":
-    """Return the checkpoints: size, where they are, how the size is known, and which engines read them."""
-    from rich.table import Table
-
+def checkpoint_table(model: Model, checkpoints: Sequence[Checkpoint], *, readers: bool) -> "Table":
+    """Return the checkpoints: size and place; with `readers` also how the size is known and which engines read them."""
     from moebox.core import registry
 
-    table = Table(box=None, pad_edge=False)
-    table.add_column("checkpoint", no_wrap=True, min_width=13)
-    for name, width in (("size", 8), ("bits/w", 6)):
-        table.add_column(name, justify="right", no_wrap=True, min_width=width)
-    table.add_column("where", overflow="fold")
+    rows = []
     for checkpoint in checkpoints:
-        all_readers = (engine.name for engine in registry.all_traits() if checkpoint.format in engine.formats)
-        readers = checkpoint.engines or tuple(all_readers)
-        source = "unverified" if checkpoint.unverified else SIZE_SOURCES[checkpoint.how]
-        where = f"{checkpoint.repo or checkpoint.path or '-'}, {source}; {', '.join(readers)}"
+        where = str(checkpoint.repo or checkpoint.path or "unknown")
+        if readers:
+            all_readers = (engine.name for engine in registry.all_traits() if checkpoint.format in engine.formats)
+            source = "unverified" if checkpoint.unverified else SIZE_SOURCES[checkpoint.how]
+            where += f", {source}; {', '.join(checkpoint.engines or all_readers)}"
         name = checkpoint.name + (" (native)" if checkpoint.native and not checkpoint.path else "")
-        bits = f"{checkpoint.bits_per_weight(model):.2f}"
-        table.add_row(name, format_gb(checkpoint.total_bytes), bits, where)
+        rows.append((name, format_gb(checkpoint.total_bytes), f"{checkpoint.bits_per_weight(model):.2f}", where))
+    table = make_table(("checkpoint", "size", "bits/w", "where"), rows, left_columns=("checkpoint", "where"))
+    table.columns[-1].no_wrap, table.columns[-1].overflow = False, "fold"
     return table

@@ -90,7 +90,7 @@ def plan(
     if why:
         stdout_console().print(plan_view.arithmetic_page(chosen, known.model))
     elif memory:
-        stdout_console().print(plan_view.memory_page(chosen, known.model))
+        stdout_console().print(plan_view.plan_title(chosen, known.model), "", plan_view.memory_part(chosen), sep="\n")
     elif everything:
         stdout_console().print(plan_view.whole_page(chosen, known.model, steps))
     else:

@@ -39,9 +39,8 @@ PARTS: tuple[tuple[str, str, str, tuple[Component, ...]], ...] = (
     ("engine, left to the driver", "o", "grey70", ()),
     ("free", "·", "grey50", ()),
 )
+HEADING = "bold underline"
 MARKS = {"fatal": ("✗", "bold red"), "warning": ("!", "yellow"), "note": ("·", "cyan")}
-
-
 SEVERITY_TONES: dict[str, Tone] = {"fatal": "bad", "warning": "warn", "note": "quiet"}
 SHOWN_WARNINGS = 3  # the answer must fit a terminal of 24 lines
 USUAL_CONTEXT = 8192  # tokens; the answer gives the speed near it
@@ -136,14 +135,6 @@ def speed_cell(plan: Plan) -> AssessmentCell:
     return AssessmentCell(name="speed", text=", ".join(loads), detail=f"{prompt}; {range_text(plan)}")
 
 
-def memory_page(plan: Plan, model: Model) -> "RenderableType":
-    """Return `--memory`: every device by use, and what the cache holds."""
-    from rich.console import Group
-    from rich.text import Text
-
-    return Group(plan_title(plan, model), Text(), memory_part(plan))
-
-
 def whole_page(plan: Plan, model: Model, steps: NextSteps) -> "RenderableType":
     """Return `--all`: reasons, memory, forecast, alternatives, what was rejected, warnings, commands."""
     from rich.console import Group
@@ -165,7 +156,7 @@ def whole_page(plan: Plan, model: Model, steps: NextSteps) -> "RenderableType":
     sections["next"] = next_part(plan, steps)
     parts: list[RenderableType] = [plan_title(plan, model)]
     for name, part in sections.items():
-        parts += [Text(), section_title(name), part]
+        parts += [Text(), Text(name, style=HEADING), part]
     return Group(*parts)
 
 
@@ -200,13 +191,6 @@ def plan_title(plan: Plan, model: Model) -> "Text":
     words += [f"{recipe.speculate.method} draft"] if recipe.speculate else []
     line = Text.assemble((f"{model.title} {deploy(recipe).checkpoint.label}", "bold"), " on ", (plan.box, "bold"))
     return line.append(": " + ", ".join(words))
-
-
-def section_title(name: str) -> "Text":
-    """Return a heading."""
-    from rich.text import Text
-
-    return Text(name, style="bold underline")
 
 
 def part_bytes(device: DeviceMemory) -> tuple[int, ...]:
@@ -292,7 +276,10 @@ def forecast_part(plan: Plan) -> "RenderableType":
     lines = []
     for context, cells in by_context.items():
         first = next(iter(cells.values()))
-        rates = (_bare_rate(cells[number].decode_tok_s) if number in cells else "-" for number in streams)
+        rates = (
+            format_tok_s(cells[number].decode_tok_s).removesuffix(" tok/s") if number in cells else "-"
+            for number in streams
+        )
         prompt = (format_seconds(first.ttft_s), format_count(first.prefill_tok_s))
         lines.append((format_count(context), *rates, *prompt))
     heads = [f"{number} stream" if number == 1 else str(number) for number in streams]
@@ -315,10 +302,6 @@ def range_text(plan: Plan) -> str:
     return f"{plan.measured}; {expect}" if plan.measured else f"{expect} ({plan.basis})"
 
 
-def _bare_rate(rate: float) -> str:
-    return format_tok_s(rate).removesuffix(" tok/s")
-
-
 def alternatives_part(plan: Plan) -> "RenderableType":
     """Return this plan's throughput, and the alternatives with what they would change."""
     from rich.console import Group
@@ -333,7 +316,7 @@ def alternatives_part(plan: Plan) -> "RenderableType":
     rows = [("(this plan)", plan.answer_tok_s, plan.memory.kv_tokens, "")]
     rows += [(other.title, other.answer_tok_s, other.kv_tokens, other.loses) for other in plan.alternatives]
     for title, answers, cache, loses in rows:
-        table.add_row(Text(title), _bare_rate(answers), format_count(cache), Text(loses))
+        table.add_row(Text(title), format_tok_s(answers).removesuffix(" tok/s"), format_count(cache), Text(loses))
     prompt, answer = map(format_count, comparison_request(plan.recipe.context))
     note = f"answers: output tok/s, {prompt} in / {answer} out, as many requests as the goal needs and the cache holds"
     return Group(table, Text(note, style="dim"))
@@ -383,10 +366,10 @@ def arithmetic_page(plan: Plan, model: Model) -> "RenderableType":
     flags = [
         (Text(" ".join(word), overflow="fold"), Text(flag_reason(deployment, word), style="dim")) for word in words
     ]
-    arithmetic = (section_title("arithmetic"), make_grid(rows, gap=2), Text())
+    arithmetic = (Text("arithmetic", style=HEADING), make_grid(rows, gap=2), Text())
     parts: list[RenderableType] = [plan_title(plan, model), Text()]
-    parts += [*arithmetic, section_title("flags"), make_grid(flags, gap=2)]
-    parts += [Text(), section_title("notes"), warnings_part(plan)] if plan.warnings else []
+    parts += [*arithmetic, Text("flags", style=HEADING), make_grid(flags, gap=2)]
+    parts += [Text(), Text("notes", style=HEADING), warnings_part(plan)] if plan.warnings else []
     return Group(*parts)
 
 

@@ -46,6 +46,9 @@ def restore_interrupted() -> None:
         print_lines([f"an upgrade of {name} was interrupted; its endpoint was restored" for name in names], stderr=True)
 
 
+SHARED = ("id", "status", "engine", "recipe", "base_url", "model", "gpus", "run", "started", "container")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRow:
     """An engine with a record, or orphaned processes and containers without one."""
@@ -77,20 +80,11 @@ def list_engines() -> list[EngineRow]:
         guard = instance.guard_state
         rows.append(
             EngineRow(
-                id=instance.id,
-                status=instance.status,
-                engine=instance.engine,
-                recipe=instance.recipe,
-                base_url=instance.base_url,
-                model=instance.model,
-                gpus=instance.gpus,
-                run=instance.run,
+                **{name: getattr(instance, name) for name in SHARED},
                 pid=guard.engine or None,
-                started=instance.started,
                 code=guard.code,
                 lost_log_bytes=guard.lost_bytes,
                 left=tuple(orphans.pop(instance.id, ())),
-                container=instance.container,
             )
         )
         if instance.is_alive:

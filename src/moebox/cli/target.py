@@ -79,6 +79,9 @@ def _list_models(endpoint: Endpoint, *, insecure: bool, ca_file: str) -> list[st
     reply = http.get(f"{endpoint.base_url}/models", headers=endpoint.headers, tls=tls)
     if not reply.status:
         raise no_answer_error(endpoint, reply.text)
+    if "`moebox ui`" in reply.text:
+        hint = "`moebox ps` lists the engines with their addresses"
+        raise ExternalError(f"{endpoint.base_url} is moebox's page, not an OpenAI-compatible server", hint=hint)
     if reply.status in AUTH_STATUSES:
         raise ExternalError(f"{endpoint.base_url}: refused the key ({reply.status})", hint=KEY_HINT)
     try:

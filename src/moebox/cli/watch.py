@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from moebox.cli import flags
+from moebox.cli.bench.results import sparkline
 from moebox.cli.display import LiveDisplay
 from moebox.cli.flags import AsJson
 from moebox.cli.output import exit_code, print_json, stderr_console, stdout_console
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from moebox.flows.watch import EndpointWatcher
 
 LAST_CHECK_S = 120.0  # for a check that is still running at the end
-BARS = " ▁▂▃▄▅▆▇█"
 LOOKS = 40  # shown in a chart
 LINE_S = 10.0  # between lines without a terminal
 
@@ -157,7 +157,7 @@ def watch_page(watcher: "EndpointWatcher") -> "RenderableType":
         values = [look.figures.get(name) for look in looks]
         known = [value for value in values if value is not None]
         if known:
-            table.add_row(title, word(known[-1]), bar_chart(values))
+            table.add_row(title, word(known[-1]), sparkline([value or 0.0 for value in values], LOOKS))
     head = Text.assemble(f"{watcher.endpoint.model} at {watcher.endpoint.base_url}  ", state)
     parts: list[RenderableType] = [head, Text(), table]
     if not table.row_count:
@@ -167,9 +167,3 @@ def watch_page(watcher: "EndpointWatcher") -> "RenderableType":
         took = f"{canary.verdict} in {format_seconds(canary.seconds)}"
         parts.append(Text(f"{canary.check}: {took}  {canary.reason}", style="dim"))
     return Group(*parts)
-
-
-def bar_chart(values: list[float | None]) -> str:
-    """Return a chart one line high; the highest value fills it."""
-    most = max((value for value in values if value is not None), default=0.0) or 1.0
-    return "".join(" " if value is None else BARS[min(round(value / most * 8), 8)] for value in values)

@@ -14,7 +14,7 @@ from moebox.core.box import Gpu
 from moebox.core.model import Checkpoint, Component, Model
 from moebox.core.traits import WeightsFormat
 from moebox.data import FOLDER
-from moebox.errors import UnknownName
+from moebox.errors import UnknownName, suggest_names
 
 
 @functools.cache
@@ -48,7 +48,9 @@ def find_model(name: str) -> Model:
     for known in models().values():
         if wanted in (known.name, *known.aliases, known.repo.lower()):
             return known
-    raise UnknownName("model", name, models())
+    near = suggest_names(name, models())
+    hint = near if "?" in near else f"`moebox models` lists the {len(models())} that are known"
+    raise UnknownName("model", name, models(), hint=hint)
 
 
 @functools.cache

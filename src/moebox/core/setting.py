@@ -72,8 +72,12 @@ def _set_field(value: Any, kind: Any, path: str, text: str, shown: str) -> Any:
         hints = typing.get_type_hints(kind)
         if name not in hints:
             above = shown.removeprefix("--set ").removesuffix(path)
+            above += "." if above and not path else ""
             known = [f"{above}{each}" for each in setting_names(kind)]
-            raise BadInput(f"{shown}: there is no such setting", hint=suggest_names(f"{above}{path}", known))
+            refuse_if(not path, f"{shown}: is a table of settings", hint=f"set one of them: {', '.join(known)}")
+            near = suggest_names(f"{above}{path}", known)
+            below = next((f"did you mean {each}?" for each in known if each.endswith(f".{path}")), near)
+            raise BadInput(f"{shown}: there is no such setting", hint=below)
         whole = kind() if value is None else value  # type: ignore[operator]
         changed = _set_field(getattr(whole, name), hints[name], rest, text, shown)
         return dataclasses.replace(whole, **{name: changed})
@@ -107,8 +111,9 @@ def parse_text(kind: Any, text: str, shown: str) -> Any:
         if origin is dict:
             return dict(json.loads(text))
     except (ValueError, KeyError, TypeError, RecursionError) as problem:
-        wanted = {bool: "write true or false", float: "write a number", dict: "write a JSON object"}.get(origin or kind)
-        raise BadInput(f"{shown}={text}: {wanted or problem}") from None
+        number = "write a time, such as 30s or 5m" if shown.endswith("_s") else "write a number"
+        words = {bool: "write true or false", float: number, dict: "write a JSON object"}
+        raise BadInput(f"{shown}={text}: {words.get(origin or kind) or problem}") from None
     if kind in (str, Path):
         return kind(text)
     try:  # a value of several types, such as an engine's flag

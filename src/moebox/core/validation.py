@@ -109,7 +109,10 @@ OPTIONS: dict[str, str] = {
 
 def read_recipe(path: Path) -> Recipe:
     """Read and validate the recipe in a file."""
-    recipe = codec.read_toml(Recipe, path)
+    document = codec.load_toml(path)
+    hint = "`moebox plan MODEL -o recipe.toml` writes one"
+    refuse_if(not document, f"{path}: is empty, not a recipe", hint=hint)
+    recipe = codec.decode(Recipe, document, where=str(path))
     try:
         validate_recipe(recipe)
     except BadInput as problem:

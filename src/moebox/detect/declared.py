@@ -115,7 +115,7 @@ def with_ram(box: Box, *, ram: str = "", ram_bandwidth: str = "") -> Box:
     try:
         size, rate = parse_size(ram or "0"), parse_rate(ram_bandwidth or "0")
     except ValueError as problem:
-        raise BadInput(str(problem)) from None
+        raise BadInput(f"--ram or --ram-bandwidth: {problem}") from None
     if ram:
         hint = "a bare number is bytes; write it like 768GiB"
         refuse_if(size < MIN_RAM, f"--ram {ram} is less than 1 GiB", hint=hint)
@@ -236,6 +236,7 @@ def _box_from_toml(document: dict[str, object], *, where: str, name: str) -> Box
         return codec.decode(Box, document, where=where)
     if isinstance(document.get("gpus"), str):
         document = {**document, "gpus": [document["gpus"]]}
+    refuse_if(not document, f"{where}: is empty", hint='a box file has at least gpus = ["8x-h200"] or ram = "64GiB"')
     short = codec.decode(ShortBox, document, where=where)
     described = {key.lower(): _described_gpu(key.lower(), row, where) for key, row in short.gpu_types.items()}
     gpus = tuple(gpu for part in short.gpus for gpu in parse_gpus(part.lower(), described))

@@ -43,7 +43,8 @@ def _check_ranges(recipe: Recipe, engine: Traits) -> None:
     for path, least in LEAST.items():
         value = get_setting(recipe, path)
         refuse_if(value is not None and value < least, f"{path}: {value} is less than {least}")
-    refuse_if(share is not None and not 0 < share <= 1, f"memory_utilization: {share} is not a share between 0 and 1")
+    outside = share is not None and not 0 < share <= 1
+    refuse_if(outside, f"memory_utilization: {share} is not a share between 0 and 1", hint="write it like 0.90")
     others = " and ".join(f"{other:,}" for other in engine.ports_used(port)[1:])
     text = f"listen.port: {engine.title} on {port} also listens on {others}, and ports end at {LAST_PORT:,}"
     refuse_if(port > engine.last_port, text, hint=f"{engine.last_port} or less")

@@ -31,8 +31,13 @@ QUIET = 0.25  # share of the cores that other programs may use beside several th
 
 def is_recipe(name: str) -> bool:
     """Whether `name` means a recipe rather than a model or an endpoint."""
-    names = {*recipes.shipped_recipes(), *recipes.saved_recipes(), PHANTOM}
-    return name.endswith(".toml") or (not Path(name).exists() and name in names)
+    if name.endswith(".toml") or Path(name).exists():
+        return name.endswith(".toml")
+    if name in {*recipes.shipped_recipes(), *recipes.saved_recipes(), PHANTOM}:
+        return True
+    from moebox.flows.recipe_list import run_recipes  # reading runs takes a third of a second to import
+
+    return name not in catalogue.models() and name in run_recipes()
 
 
 def load_recipe(name: str, settings: Sequence[str] = ()) -> Recipe:
@@ -40,7 +45,11 @@ def load_recipe(name: str, settings: Sequence[str] = ()) -> Recipe:
     if name == PHANTOM and not Path(name).is_file() and name not in recipes.saved_recipes():
         recipe = plan_phantom(boxes.calibrated_box()).recipe
     else:
-        recipe = recipes.read_recipe(name, other_names=(PHANTOM,))
+        from moebox.flows.recipe_list import run_recipes
+
+        known = {**recipes.shipped_recipes(), **recipes.saved_recipes()}
+        of_runs = {} if name in known or Path(name).exists() or name.endswith(".toml") else run_recipes()
+        recipe = recipes.read_recipe(str(of_runs.get(name, name)), other_names=(PHANTOM, *of_runs))
     return change_recipe(recipe, settings)
 
 

@@ -72,7 +72,7 @@ class HubListing:
 
 def parse_repo_name(name: str) -> tuple[str, str] | None:
     """Split ORG/REPO[@REVISION] into both parts; None if `name` cannot be a repository."""
-    repo, at, revision = name.partition("@")
+    repo, at, revision = name.removeprefix("https://huggingface.co/").partition("@")
     if not _NAME.fullmatch(repo):
         return None
     refuse_if("--" in repo or ".." in repo or len(repo) > 96, f"{name}: not a valid name of a repository")

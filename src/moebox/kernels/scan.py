@@ -106,7 +106,8 @@ def engine_root(request: KernelRequest) -> Path:
             return place
     raise ExternalError(
         f"{request.engine} is not installed here",
-        hint="name its venv with --python, or a folder with its unpacked wheel with --site-packages",
+        hint=f"`moebox engines install {request.engine}==VERSION` installs it; --python names a venv that has it, "
+        "--site-packages a folder with its unpacked wheel",
     )
 
 

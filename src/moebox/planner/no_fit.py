@@ -260,4 +260,7 @@ def _enough_ram(query: FitQuery) -> str:
     present = f"{format_gib(box.ram)} is there" if box.ram else "none was declared"
     title = f"{least.checkpoint.name} under {registry.engine_display_name(least.recipe.engine)}"
     more = f", with {size_text(better)} {better.checkpoint.name}, which loses less" if better != least else ""
+    if box.source == "detected":  # a plan with RAM that is not there would not start here
+        more = more.replace(", with", "; with")
+        return f"{size_text(least)} of RAM would be enough for {title} {here} ({present}){more}"
     return f"--ram {size_text(least)}: with that much RAM {title} fits {here} ({present}){more}"

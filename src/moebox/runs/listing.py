@@ -21,7 +21,7 @@ VERDICT_WORDS = {"pass": "passed", "warn": "warnings", "fail": "failed"}
 MAX_NAME_CHARS, MAX_REASON_CHARS = 200, 300
 WATCHED: tuple[str, ...] = ("run.json", "events.jsonl", "recipe.toml", "best.toml", "box.toml", "verify.json")
 WATCHED += ("verdicts", "measurements", "tasks.json", "climb.json", PIPELINE, PIPELINE_BEFORE)
-FORMAT = 10  # of the cache
+FORMAT = 11  # of the cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +32,7 @@ class RunSummary:
     started: float = 0.0
     model: str = ""
     engine: str = ""
+    recipe: str = ""  # its name
     box: str = ""
     verdict: RunVerdict = ""
     output_tok_s: float | None = None
@@ -115,6 +116,7 @@ def summarize_record(record: RunRecord) -> RunSummary:
         started=folder_time(record.id),
         model=next(filter(None, names), "")[:MAX_NAME_CHARS],
         engine=recipe.engine if recipe else "",
+        recipe=recipe.name if recipe else "",
         box=record.box.name[:MAX_NAME_CHARS] if record.box else "",
         verdict=record.verdict,
         output_tok_s=peak.output_tok_s if peak else None,

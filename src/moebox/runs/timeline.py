@@ -1,6 +1,5 @@
 """What ran of one recipe: when, on which version, with which results; regressions against the last kept version."""
 
-import contextlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -54,14 +53,10 @@ def recipe_history(name: str, *, runs: Path | None = None) -> list[HistoryRow]:
                 )
                 rows.append(row)
             continue
-        recipe = None
-        with contextlib.suppress(BadInput, OSError):
-            recipe = codec.read_toml(Recipe, folder.path / "recipe.toml")
-        if recipe is None:
+        names |= {summary.recipe} - {""}
+        if summary.recipe != name or summary.simulation:
             continue
-        names.add(recipe.name)
-        if recipe.name != name or summary.simulation:
-            continue
+        recipe = codec.read_toml(Recipe, folder.path / "recipe.toml")
         seen = [
             event.facts.version for event in folder.read_events() if isinstance(event, AttemptReady) and event.facts
         ]

@@ -74,19 +74,23 @@ def list_installs() -> list[InstalledEngine]:
 
 
 def find_install(engine: str, version: str, kinds: tuple[SourceKind, ...] = ()) -> InstalledEngine | None:
-    """The installation of a version, the newest if "0.32" means several; None if there is none."""
+    """The installation of a version, the newest if "0.32" or "" means several; None if there is none."""
     fitting = [each for each in list_installs() if each.engine == engine and (not kinds or each.kind in kinds)]
     exact = [each for each in fitting if version in (each.version, each.commit)]
-    return next(reversed(exact or [each for each in fitting if same_version(version, each.version)]), None)
+    alike = [each for each in fitting if not version or same_version(version, each.version)]
+    return next(reversed(exact or alike), None)
 
 
 def with_installed_engine(recipe: Recipe) -> Recipe:
     """The recipe with the environment, build or image of the version that it names, if moebox installed that.
 
-    An interpreter, program or image that the recipe names itself is kept.
+    Without a version the newest installation is used if the engine is not on PATH. An interpreter, program or image
+    that the recipe names itself is kept.
     """
     runtime = recipe.runtime
-    if not recipe.engine_version or runtime.python or runtime.entry or runtime.image or runtime.preset:
+    program = registry.engine_traits(recipe.engine).program
+    elsewhere = runtime.kind != "native" or (program and shutil.which(program[0]))
+    if runtime.python or runtime.entry or runtime.image or runtime.preset or (elsewhere and not recipe.engine_version):
         return recipe
     if runtime.kind == "native" and (found := find_install(recipe.engine, recipe.engine_version, ("package", "build"))):
         return dataclasses.replace(recipe, runtime=dataclasses.replace(runtime, python=found.path))

@@ -25,6 +25,7 @@ from moebox.core.recipe import Recipe
 from moebox.core.traits import LAST_PORT, Traits
 from moebox.detect.health import DISK_BYTES, measure_read_rate
 from moebox.engines.engine import load_engine
+from moebox.engines.flags import newest_version
 from moebox.engines.refusals import PATCHABLE_SYMPTOMS
 from moebox.environment import chosen_environment
 from moebox.errors import AnswerIsNo, BadInput, ExternalError, NotInstalled
@@ -164,7 +165,10 @@ def check_engine(deployment: Deployment, argv: tuple[str, ...]) -> None:
         inside = recipe.runtime.kind in ("docker", "podman")
         what = recipe.runtime.kind if inside else recipe.engine
         native = "" if recipe.runtime.preset else ', or runtime.kind = "native" in the recipe'
-        hint = f"install {what}{native}" if inside else traits.install
+        version = recipe.engine_version or newest_version(recipe.engine)
+        source = f"{recipe.engine}=={version}" if traits.package else f"{recipe.engine}@COMMIT SOURCE_FOLDER"
+        own = f"`moebox engines install {source}`, or {traits.install}"
+        hint = f"install {what}{native}" if inside else own
         raise NotInstalled(f"{what} is not installed here: {argv[0]} is not on PATH", hint=hint)
 
 

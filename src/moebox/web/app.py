@@ -23,14 +23,8 @@ from moebox.web.pages import error_blocks, error_handler, render_page, render_pa
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-BOXES = (
-    "8x-rtx-pro-6000-server",
-    "8x-b200",
-    "8x-h200",
-    "2x-rtx-pro-6000-max-q",
-    "4x-rtx-pro-6000-workstation",
-    "1x-rtx-5090",
-)
+BOXES: tuple[str, ...] = ("8x-rtx-pro-6000-server", "8x-b200", "8x-h200", "2x-rtx-pro-6000-max-q")
+BOXES += ("4x-rtx-pro-6000-workstation", "1x-rtx-5090")
 
 
 def make_app(site: WebSite) -> "ASGIApp":
@@ -56,7 +50,6 @@ def make_app(site: WebSite) -> "ASGIApp":
         get_route("/runs/{name}/events", runs.stream_events),
         post_route("/runs/{name}/stop", runs.stop_run),
         get_route("/engines", engines.list_engines),
-        get_route("/engines/{name}/metrics", engines.engine_metrics),
         post_route("/engines/{name}/stop", engines.stop_engine),
         get_route("/engines/{name}/watch", watching.show_watch),
         get_route("/engines/{name}/watch/events", watching.stream_figures),

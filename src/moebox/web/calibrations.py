@@ -5,7 +5,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from moebox.core.calibration import Calibration
-from moebox.errors import BadInput, UnknownName
 from moebox.report.block import Block, Bullets, ReportTable, figure_cell, table_columns, text_cell
 from moebox.report.calibration import depths_text, error_text, is_solved, step_times
 from moebox.store import calibrations as store
@@ -81,8 +80,5 @@ def calibration_blocks(found: Calibration) -> list[Block]:
 async def remove_calibration(request: Request, *, site: WebSite) -> Response:
     """Remove a calibration; forecasts then rest on published measurements again."""
     found = await run_in_threadpool(find_calibration, request.path_params["name"])
-    try:
-        await run_in_threadpool(store.remove_calibration, found.id)
-    except UnknownName as problem:
-        raise BadInput(problem.message) from None
+    await run_in_threadpool(store.remove_calibration, found.id)
     return JSONResponse({"go": "/calibrations"})

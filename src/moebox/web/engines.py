@@ -4,9 +4,6 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from moebox import http
-from moebox.bench.scrape import pick_metrics
-from moebox.core.metrics import parse_prometheus
 from moebox.errors import BadInput
 from moebox.serve import state
 from moebox.serve import stop as stopping
@@ -27,16 +24,6 @@ def find_engine(name: str) -> state.Instance:
     if found is None:
         raise NotFound(f"no engine called {name!r}")
     return found
-
-
-async def engine_metrics(request: Request, *, site: WebSite) -> Response:
-    """Current requests, cache use and token counters of an engine."""
-    instance = await run_in_threadpool(find_engine, request.path_params["name"])
-    root = instance.base_url.rstrip("/").removesuffix("/v1")
-    reply = await run_in_threadpool(lambda: http.get(f"{root}/metrics", timeout_s=3.0))
-    return JSONResponse(
-        pick_metrics(parse_prometheus(reply.text)) if reply.ok else {}, headers={"Cache-Control": "no-store"}
-    )
 
 
 async def stop_engine(request: Request, *, site: WebSite) -> Response:

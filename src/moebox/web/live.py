@@ -20,7 +20,7 @@ from moebox.loose import Json
 from moebox.report.block import Charts, Section, titled_chart
 from moebox.report.charts import ChartAxis, ChartSeries, draw_lines, series_legend
 from moebox.report.expect import with_forecast
-from moebox.report.page import make_sections
+from moebox.report.page import SectionMaker, make_sections
 from moebox.report.sections.checks import checks_section
 from moebox.report.sections.climb import climb_section
 from moebox.report.sections.launches import attempts_section, problems_section
@@ -38,15 +38,14 @@ PING_S = 15.0  # proxies and browsers give up on a silent stream
 MAX_EVENTS = 40
 MAX_LOG_LINES = 14
 TAIL_BYTES = 32 << 10  # of the engine's log that are read
-LIVE_SECTIONS = (
+LIVE_SECTIONS: tuple[SectionMaker, ...] = (
     checks_section,
     performance_section,
     figures_section,
     climb_section,
     tasks_section,
-    attempts_section,
-    problems_section,
 )
+LIVE_SECTIONS += (attempts_section, problems_section)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from typing import Any, get_args
 from moebox import api, codec, detect, units
 from moebox.assess.assessment import Assessment, AssessmentCell
 from moebox.assess.devices import planned_parts
-from moebox.assess.format import format_ms, format_number, short_number
+from moebox.assess.format import format_number
 from moebox.checkpoint import planned_checkpoint
 from moebox.core import registry
 from moebox.core.deployment import Deployment
@@ -26,7 +26,7 @@ from moebox.flows import boxes, recipes
 from moebox.planner.constraints import Constraints
 from moebox.planner.speed import Speed
 from moebox.report.bars import group_equal_devices
-from moebox.report.block import Block, Bullets, Charts, CustomBlock, ReportChart, Tile, Tiles, titled_chart
+from moebox.report.block import Block, Bullets, Charts, CustomBlock, ReportChart, titled_chart
 from moebox.report.charts import ChartAxis, ChartSeries, draw_lines, series_legend, whole_number
 from moebox.report.palette import run_colour
 from moebox.report.sections.memory import memory_chart
@@ -203,8 +203,7 @@ def plan_blocks(answer: PlanReply) -> list[Block]:
     text = codec.to_toml(plan.recipe)
     form = recipe_form(plan.recipe.name, text, simulate=bool(answer.query.box), opened=False)
     shown: list[Block] = [CustomBlock(kind="assessment", data=plan_assessment(answer))]
-    shown += [CustomBlock(kind="form", data=form), Tiles(tiles=plan_tiles(answer))]
-    shown.append(Charts(charts=tuple(memory_charts(plan))))
+    shown += [CustomBlock(kind="form", data=form), Charts(charts=tuple(memory_charts(plan)))]
     forecast = forecast_chart(answer)
     shown += [Charts(charts=(forecast,))] if forecast else []
     if plan.warnings:
@@ -244,14 +243,23 @@ def plan_assessment(answer: PlanReply) -> Assessment:
     fits = f"{plural(answer.held, 'request')} of {units.format_count(answer.context)} tokens at a time"
     fits += f" ({query.concurrency} requested)" if query.concurrency else ""
     rate, low, high = decode_forecast(answer)
+    each = f"{format_number(rate / answer.streams)} tok/s each" if answer.streams > 1 else ""
+    read = f"a full prompt is read in {units.format_seconds(answer.speed.prefill_s(answer.context))}"
+    load = ", ".join(filter(None, (full_length(answer), each, read)))
+    basis = f"steps {plan.measured}" if plan.measured else f"no calibration of this box: {plan.basis}"
     return Assessment(
         cells=(
             AssessmentCell(name="chosen", text=" · ".join(filter(None, words))),
-            AssessmentCell(name="fits", text=fits, tone="good" if answer.held >= max(query.concurrency, 1) else "warn"),
+            AssessmentCell(
+                name="fits",
+                text=fits,
+                tone="good" if answer.held >= max(query.concurrency, 1) else "warn",
+                detail=f"KV cache of {units.format_count(plan.memory.kv_tokens)} tokens",
+            ),
             AssessmentCell(
                 name="forecast",
                 text=f"{format_number(rate)} tok/s",
-                detail=f"{format_number(low)} to {format_number(high)}, {full_length(answer)}; {forecast_basis(plan)}",
+                detail=f"{format_number(low)} to {format_number(high)}, {load}; {basis}",
             ),
             AssessmentCell(name="next", text=plan_command(query), command=True, detail="or start it below"),
         )
@@ -263,54 +271,12 @@ def full_length(answer: PlanReply) -> str:
     return f"{plural(answer.streams, 'request')} of {units.format_count(answer.context)} tokens"
 
 
-def forecast_basis(plan: Plan) -> str:
-    """The basis of the forecast: a calibration of this box, or published measurements of others."""
-    return f"steps {plan.measured}" if plan.measured else f"no calibration of this box: {plan.basis}"
-
-
 def decode_forecast(answer: PlanReply) -> tuple[float, float, float]:
     """Decode tok/s at the requested load, and its range."""
     streams, context = answer.streams, answer.context
     rate = answer.speed.decode_tok_s(streams, context)
     low, high = answer.speed.step_range(streams, context)
     return rate, rate * low, rate * high
-
-
-def plan_tiles(answer: PlanReply) -> tuple[Tile, ...]:
-    """Headline figures of the plan at the requested load."""
-    query, memory, streams, context = answer.query, answer.plan.memory, answer.streams, answer.context
-    rate, low, high = decode_forecast(answer)
-    wait, _, unit = format_ms(answer.speed.prefill_s(context) * 1e3).partition(" ")
-    fit = memory.kv_tokens / max(context, 1)
-    enough = fit >= max(query.concurrency, 1)
-    detail = f"{format_number(low, 0)} to {format_number(high, 0)}, {plural(streams, 'request')}"
-    return (
-        Tile(figure=format_number(rate), unit="tok/s", label="decode, all streams", detail=detail),
-        Tile(
-            figure=format_number(rate / streams),
-            unit="tok/s",
-            label="each stream",
-            detail=f"with {units.format_count(context)} tokens behind it",
-        ),
-        Tile(
-            figure=wait,
-            unit=unit,
-            label="to read a full prompt",
-            detail=f"{units.format_count(context)} tokens, nothing cached",
-        ),
-        Tile(
-            figure=short_number(memory.kv_tokens),
-            unit="tokens",
-            label="KV cache",
-            detail=units.format_count(memory.kv_tokens),
-        ),
-        Tile(
-            figure=format_number(fit, 1),
-            label="requests at full context",
-            detail=f"{query.concurrency} requested" if query.concurrency else "that the cache holds",
-            tone="good" if enough else "warn",
-        ),
-    )
 
 
 def memory_charts(plan: Plan) -> list[ReportChart]:

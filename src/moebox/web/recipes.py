@@ -11,9 +11,9 @@ from starlette.responses import JSONResponse, Response
 from moebox import api, codec, engines, files
 from moebox.assess.format import format_number
 from moebox.checkpoint import deploy
-from moebox.core import registry, validation
 from moebox.core.recipe import Recipe
 from moebox.errors import BadInput, MoeboxError
+from moebox.flows import recipe_list
 from moebox.flows.fit import find_recipe_misfit
 from moebox.report.block import Block, Prose, ReportTable, TableCell, TableColumn
 from moebox.serve import recipes
@@ -23,6 +23,7 @@ from moebox.web.pages import NotFound, read_form, render_page, render_part
 from moebox.web.runs import begin_run, run_command
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+GROUPS = {"Yours": ("saved",), "Of runs": ("run",), "Shipped with moebox": ("shipped",)}
 STARTS = {  # the last step of a run that the page starts, in words
     "up": "serve it",
     "verify": "serve it and check its answers",
@@ -31,50 +32,22 @@ STARTS = {  # the last step of a run that the page starts, in words
 
 
 async def list_recipes(request: Request, *, site: WebSite) -> Response:
-    """List the user's own recipes and those that ship with moebox."""
-    own, shipped = (
-        {name: describe_recipe(path) for name, path in sorted(found.items())}
-        for found in (recipes.saved_recipes(), recipes.shipped_recipes())
-    )
-    return render_page(site, "recipes.html", title="Recipes", here="recipes", own=own, shipped=shipped)
-
-
-def describe_recipe(path: Path) -> str:
-    """A recipe file in one line, or its error if it cannot be read."""
-    try:
-        recipe = validation.read_recipe(path)
-    except BadInput as problem:
-        return problem.message
-    place = "experts in RAM" if recipe.hybrid else recipe.parallel.text
-    context = f"context {format_count(recipe.context)}" if recipe.context else ""
-    parts = (
-        recipe.model,
-        recipe.checkpoint,
-        registry.engine_display_name(recipe.engine),
-        place,
-        context,
-        recipe.planned_for.box,
-    )
-    return ", ".join(filter(None, parts))
+    """List the user's own recipes, those of runs, and those that ship with moebox, as `moebox recipes` does."""
+    rows = await run_in_threadpool(recipe_list.list_recipes, site.runs)
+    groups = [(title, [row for row in rows if row.source in sources and row.path]) for title, sources in GROUPS.items()]
+    return render_page(site, "recipes.html", title="Recipes", here="recipes", groups=groups)
 
 
 async def edit_recipe(request: Request, *, site: WebSite) -> Response:
     """Show one recipe's text."""
     name = request.path_params["name"]
-    known = {**recipes.shipped_recipes(), **recipes.saved_recipes()}
-    if name not in known:
+    rows = await run_in_threadpool(recipe_list.list_recipes, site.runs)
+    row = next((row for row in rows if row.name == name and row.path), None)
+    if row is None:
         raise NotFound(f"no recipe called {name!r}")
-    text = codec.read_text(known[name])
-    form = recipe_form(name, text, simulate=bool(describes_other_box(text)), opened=True)
+    text = codec.read_text(Path(row.path))
+    form = recipe_form(name, text, simulate=bool(row.box), opened=True)
     return render_page(site, "recipe.html", title=name, here="recipes", name=name, form=form)
-
-
-def describes_other_box(text: str) -> str:
-    """The box that a recipe was planned for, if it names one; "" also for a recipe that cannot be read."""
-    try:
-        return codec.decode(Recipe, codec.parse_toml(text, where="recipe"), where="recipe").planned_for.box
-    except BadInput:
-        return ""
 
 
 def recipe_form(name: str, text: str, *, simulate: bool, opened: bool) -> Markup:

@@ -95,6 +95,8 @@ def task(
     """
     from moebox.serve.state import hold_endpoint
     from moebox.tasks import runner
+    from moebox.tasks.clients import CLIENTS
+    from moebox.tasks.mcp_tools import parse_addresses
     from moebox.tasks.result import load_task_run
 
     refuse_out_of_range("--jobs", jobs, 1, 10_000)
@@ -114,6 +116,9 @@ def task(
     wanted = runner.job_names(parse_families(family, client=with_), level or "easy", number, first)
     if write is not None:
         return _write_jobs(wanted, write, json=json)
+    if with_ and with_ not in CLIENTS:
+        raise UnknownName("client", with_, CLIENTS)
+    parse_addresses(mcp or [])
     before = load_task_run(Run.open(resume)) if resume else None
     if before and not target:
         target, model = before.url, model or before.model
@@ -234,7 +239,7 @@ def _make_worker(
     from moebox.loose import get_object
     from moebox.serve import connect
     from moebox.stream.limits import served_limits
-    from moebox.tasks.clients import CLIENTS, ClientSetup, RealClient
+    from moebox.tasks.clients import ClientSetup, RealClient
     from moebox.tasks.reply import ReplySettings
     from moebox.tasks.runner import OwnAgent
 
@@ -243,8 +248,6 @@ def _make_worker(
             endpoint=endpoint, api=options.api, temperature=options.temperature, thinking=options.thinking
         )
         return OwnAgent(settings, servers.tools) if servers else OwnAgent(settings)
-    if client not in CLIENTS:
-        raise UnknownName("client", client, CLIENTS)
     context = served_limits(endpoint).context or connect.DEFAULT_CONTEXT
     live = connect.LiveModel(endpoint=endpoint, key_env=KEY_FOR_CLIENT if endpoint.key else "", context=context)
     if client == "opencode":
@@ -254,7 +257,7 @@ def _make_worker(
         changes["permission"] = {"edit": "allow", "bash": "deny", "webfetch": "deny", "external_directory": "deny"}
         files = {".config/opencode/opencode.json": codec.to_json(changes)}
         secret = {KEY_FOR_CLIENT: endpoint.key} if endpoint.key else {}
-        return RealClient(ClientSetup(client=client, model=endpoint.model, environment=secret, files=files))
+        return RealClient(ClientSetup(client="opencode", model=endpoint.model, environment=secret, files=files))
     own = get_object(connect.client_settings("claude-code", live).changes, "env")
     environment = {name: str(value) for name, value in own.items()}
     environment |= {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "DISABLE_AUTOUPDATER": "1"}

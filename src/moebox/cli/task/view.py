@@ -144,12 +144,7 @@ def task_document(task_run: TaskRun) -> Document:
             "families": family_scores(results),
             "left": [name.id for name in task_run.unfinished_jobs],
             "jobs": task_run.results,
-            "url": task_run.url,
-            "model": task_run.model,
-            "agent": task_run.agent,
-            "agent_version": task_run.agent_version,
-            "api": task_run.api,
-            "sandbox": task_run.sandbox,
+            **{name: getattr(task_run, name) for name in ("url", "model", "agent", "agent_version", "api", "sandbox")},
         }
     )
     return document

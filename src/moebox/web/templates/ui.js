@@ -95,27 +95,6 @@
     });
     chat.elements.text.addEventListener("keydown", event => { if (event.key === "Enter" && !event.shiftKey) { event.preventDefault(); chat.requestSubmit(); } });
   }
-  document.querySelectorAll("[data-metrics]").forEach(panel => {
-    const history = [], titles = { running: "running", waiting: "waiting", kv_use: "KV cache used", tok_s: "output tok/s" };
-    const draw = values => {
-      const top = Math.max(...values, 1e-9), points = values.map((value, place) => `${(place / Math.max(values.length - 1, 1) * 150).toFixed(1)},${(31 - value / top * 28).toFixed(1)}`).join(" ");
-      return `<svg viewBox="0 0 150 34" aria-hidden="true"><polyline points="${points}" fill="none" stroke="var(--s1)" stroke-width="2"/></svg>`;
-    };
-    const look = async () => {
-      try {
-        const now = await (await fetch(panel.dataset.metrics)).json(), last = history.at(-1);
-        const row = { at: performance.now(), total: now.output_tokens_total, running: now.running, waiting: now.waiting, kv_use: now.kv_use };
-        if (last && row.total !== undefined && last.total !== undefined) row.tok_s = Math.max(0, (row.total - last.total) / (row.at - last.at) * 1e3);
-        history.push(row); if (history.length > 120) history.shift();
-        const gauges = Object.entries(titles).filter(([name]) => row[name] !== undefined).map(([name, title]) => {
-          const value = name === "kv_use" ? `${(row[name] * 100).toFixed(1)}%` : name === "tok_s" ? row[name].toFixed(1) : Math.round(row[name]);
-          return `<div class="gauge"><b>${value}</b><span>${title}</span>${draw(history.map(each => each[name] ?? 0))}</div>`;
-        });
-        panel.innerHTML = gauges.join("") || '<p class="said">This engine gives no metrics.</p>';
-      } catch { panel.innerHTML = '<p class="said">The engine does not answer.</p>'; }
-    };
-    look(); setInterval(look, 1000);
-  });
   (async () => {
     for (const cell of document.querySelectorAll("[data-fit]")) {
       try { const fit = await (await fetch(cell.dataset.fit)).json(); cell.textContent = fit.text; cell.className = fit.tone; }
