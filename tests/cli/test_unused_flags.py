@@ -13,7 +13,10 @@ TABLE = [
     (f"compare {URL} {URL} --set jobs=5", "jobs, level, family and parallel need --by task\n\nhint: add --by task"),
     (f"compare {URL} {URL} --set family=errand", "need --by task"),
     (f"compare {URL} {URL} --by task --concurrency 2", "--by task judges jobs: it does not take --concurrency"),
-    (f"compare {URL} {URL} --by task --set questions=5", "--by task judges jobs: it does not take questions or rounds"),
+    (
+        f"compare {URL} {URL} --by task --set questions=5",
+        "--by task judges jobs: it does not take questions, rounds or quality_limit",
+    ),
     ("compare phantom phantom --model x", "a recipe names its model and key: it does not take --model\n"),
     ("compare phantom phantom --key-env HOME", "it does not take --key-env\n"),
     (f"compare {URL} phantom --model-b x", "B is a recipe, which names its model: it does not take --model-b"),

@@ -218,7 +218,6 @@ SERVER = box("rtx-pro-6000-server")
         (SGLANG, {"flags.attention-backend": "flashmla"}, SERVER, "fatal", "flashmla"),
         (SGLANG, {"engine_version": "0.5.6"}, SERVER, "fatal", "106,496"),
         (SGLANG, {"kv": "fp8"}, SERVER, "warning", "16 tok/s"),
-        (SGLANG, {"memory_utilization": None}, SERVER, "warning", "4,578"),
         (HYBRID, {"engine": "llama.cpp", "hybrid": {}}, None, "fatal", "IQ3_K"),
         (HYBRID, {"checkpoint": "/m/Kimi-NVFP4.gguf"}, None, "fatal", "NVFP4"),
         (HYBRID, {"speculate": {"draft": "a"}}, None, "fatal", "eagle3"),

@@ -26,7 +26,7 @@ class Counting:
 
 
 @pytest.mark.parametrize(
-    ("limit", "tool", "many"), [(None, 100, 24), (131072, 100, 24), (8192, 100, 24), (4096, 100, 24), (2048, 100, 12)]
+    ("limit", "tool", "many"), [(None, 100, 24), (131072, 100, 24), (8192, 100, 24), (4096, 100, 15), (2048, 100, 7)]
 )
 def test_a_short_context_is_shown_fewer_tools(limit: int | None, tool: int, many: int) -> None:
     """24 tools are 2,305 tokens of Kimi's template: a server with 2,048 refused them and was called broken."""
@@ -38,5 +38,5 @@ def test_a_short_context_is_shown_fewer_tools(limit: int | None, tool: int, many
 
 def test_a_context_that_holds_hardly_any_is_not_asked() -> None:
     """Skipped, not failed."""
-    with pytest.raises(ProbeSkipped, match="a context of 512 tokens holds 3 tools"):
+    with pytest.raises(ProbeSkipped, match="a context of 512 tokens holds 1 tool$"):
         asyncio.run(prompts.tools_that_fit(Counting(context_limit=512, tool=100), [object()] * 24))  # type: ignore[arg-type]

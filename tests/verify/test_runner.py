@@ -192,7 +192,7 @@ def test_a_short_context_is_not_a_fault(server: str, oracle: str):
 
 def test_questions_too_long_for_a_short_context_are_skipped(oracle: str):
     """Each with the reason; nothing fails, and what fits is checked. vLLM at 1,024 tokens failed by HTTP 500."""
-    results = check_server(oracle, "odd-short-1k-strict", "alive", "plain", "tools", "anthropic")
+    results = check_server(oracle, "odd-short-1k-strict", "alive", "plain", "tools", "agents", "anthropic")
     unasked = [probe.reason for check in results.rungs for probe in check.probes if probe.verdict == "skip"]
 
     assert {check.verdict for check in results.rungs} == {"pass"}

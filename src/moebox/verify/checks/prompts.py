@@ -7,6 +7,7 @@ from moebox.core.verdict import Score
 from moebox.phantom import vocabulary
 from moebox.phantom.text_questions import haystack_questions
 from moebox.phantom.tool_questions import TOOLS
+from moebox.units import plural
 from moebox.verify.checks import texts, turns
 from moebox.verify.checks.tool_history import MIN_TOKENS_PER_WORD
 from moebox.verify.checks.turns import PADDING, PADDING_TOKENS, assistant_turn, chat_or_skip, prompt_grew, user_turn
@@ -144,7 +145,7 @@ async def tools_that_fit(session: CheckSession, tools: list[Any]) -> list[Any]:
         return tools
     number = int(0.45 * session.context_limit / (await _tool_tokens(session, tools[:3]) / 3))
     if number < 4:
-        raise ProbeSkipped(f"a context of {session.context_limit:,} tokens holds {number} tools")
+        raise ProbeSkipped(f"a context of {session.context_limit:,} tokens holds {plural(number, 'tool')}")
     return tools[:number]
 
 
