@@ -38,5 +38,5 @@ def test_a_short_context_is_shown_fewer_tools(limit: int | None, tool: int, many
 
 def test_a_context_that_holds_hardly_any_is_not_asked() -> None:
     """Skipped, not failed."""
-    with pytest.raises(ProbeSkipped, match="a context of 512 tokens holds 1 tool$"):
+    with pytest.raises(ProbeSkipped, match=r"a context of 512 tokens holds 1 tool$"):
         asyncio.run(prompts.tools_that_fit(Counting(context_limit=512, tool=100), [object()] * 24))  # type: ignore[arg-type]
