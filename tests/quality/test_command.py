@@ -99,6 +99,9 @@ def test_a_difference_beyond_the_noise_between_references_is_named(quality: Qual
         ("constant", "do not depend on the text"),
         ("random", "figures|most likely token"),
         ("lies", "does not write its most likely token"),
+        ("ids as text", "prompt tokens where"),
+        ("cut", "prompt tokens where"),
+        ("fails often", "no log-probabilities at"),
     ],
 )
 def test_figures_that_cannot_be_trusted_give_no_number(quality: Quality, fault: str, reason: str):
@@ -106,6 +109,12 @@ def test_figures_that_cannot_be_trusted_give_no_number(quality: Quality, fault: 
     code, found = quality(ToyServer("prefixes", fault=fault))
     assert code == 2
     assert any(part in found["error"] for part in reason.split("|")), found
+
+
+def test_a_server_with_echo_that_lies_is_refused(quality: Quality):
+    """What it writes must be what it calls most likely, without token ids too."""
+    code, found = quality(ToyServer("echo", fault="lies"))
+    assert (code, "does not write its most likely token" in found["error"]) == (2, True)
 
 
 def test_another_tokenizer_is_refused_and_a_missing_bos_is_aligned(quality: Quality, saved: Path):

@@ -26,12 +26,13 @@ class ToyServer(ThreadingHTTPServer):
     def is_faulty(self, body: dict[str, Any]) -> bool:
         """Whether the server answers this prompt wrongly because of its route. Waits a moment for neighbours."""
         prompt, cached = str(body["prompt"]), bool(body.get("cache_prompt"))
-        waits = 0.1 if self.fault in ("crowd", "slots", "padded") else 0
+        waits = {"crowd": 0.25, "padded": 0.25, "slots": 0.5}.get(self.fault, 0)
+        company = 2 if self.fault == "slots" else 1
         with self.changes:
             self.busy.append(prompt)
             place = self.busy.count(prompt)
             self.changes.notify_all()
-            self.changes.wait_for(lambda: len(self.busy) > 1, timeout=waits)
+            self.changes.wait_for(lambda: len(self.busy) > company, timeout=waits)
             begun = cached and any(prompt != old and prompt.startswith(old) for old in self.seen)
             again = cached and prompt in self.seen
             self.seen += [prompt] if cached else []

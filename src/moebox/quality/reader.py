@@ -20,6 +20,7 @@ TOPS = (64, 20, 5)  # most likely tokens asked for; vLLM refuses more than --max
 SHORT_TOKENS = 192  # scored of each short text
 FIRST_DEPTH = 4  # the first tokens of a text are hardly predictable by anything
 PREFIX_STRIDE = 3  # each position costs a request if a server does not score whole prompts
+MISSED_SHARE = 0.2  # of positions that may have no reading, because the server fails there
 MAX_CHARS_PER_TOKEN = 8  # the beginning of a text that is tokenized: English has four to five
 REQUEST_S = 600.0
 SAMPLE = "Sample of 17 words, in plain English, for a server: does it return what it expects as the next token?"
@@ -36,6 +37,7 @@ class LogprobReader:
         self.session = http.HttpSession(headers=endpoint.headers, tls=http.trusted_certificates(endpoint.base_url))
         self.context = served_limits(endpoint).context or 4096
         self.last_error = ""
+        self.asked, self.missed = 0, 0  # positions read by prefixes
         self.dialect, self.top = self._find_dialect()
 
     def __enter__(self) -> Self:
@@ -71,6 +73,10 @@ class LogprobReader:
                     break
                 if found and max(len(position.top) for position in found) >= min(2, top):
                     refuse_if(dialect == "prefixes" and not ids, f"{self.endpoint.base_url} has no /tokenize")
+                    if wrong := _find_other_count(reply, len(ids)):
+                        raise Unsupported(
+                            f"{self.endpoint.base_url}: {wrong}", hint="it must take token ids as prompts"
+                        )
                     return dialect, top
                 if reply.status in (404, 405):
                     break
@@ -90,15 +96,17 @@ class LogprobReader:
                 return [full[0], *plain] if isinstance(full, list) and begins else plain
         return []
 
-    def read_next(self, ids: Sequence[int]) -> wire.NextToken | None:
-        """The prediction after a prefix, or None if the server fails at it.
+    def read_next(self, prompt: Sequence[int] | str) -> wire.NextToken | None:
+        """The prediction after a prefix, or None if the server fails at it or reads only a part of it.
 
         llama.cpp answers 500 if the token that it chose is half a character; other positions are not affected.
         """
-        reply = self._post(*wire.next_token_request(self.dialect, self.endpoint.model, list(ids), self.top))
-        found = wire.parse_next_tokens(self.dialect, reply.json(), len(ids))
+        reply = self._post(*wire.next_token_request(self.dialect, self.endpoint.model, prompt, self.top))
+        found = wire.parse_next_tokens(self.dialect, reply.json(), len(prompt))
         self.last_error = "" if found else "no log-probabilities in the reply" if reply.ok else reply.error
-        return found[0] if found else None
+        if not isinstance(prompt, str):
+            self.last_error = self.last_error or _find_other_count(reply, len(prompt))
+        return found[0] if found and not self.last_error else None
 
     def read_text(self, text: QualityText, like: TextReading | None = None) -> TextReading:
         """Score one text, with the tokens of `like` if a reference is given. Raise BadInput if the tokens differ."""
@@ -114,10 +122,13 @@ class LogprobReader:
             wanted = wanted if text.depths else list(range(FIRST_DEPTH, len(ids), PREFIX_STRIDE))
             found = []
             for depth in wanted:
+                self.asked += 1
                 if predicted := self.read_next(ids[:depth]):
                     found.append(wire.NextToken(depth=depth, token=ids[depth], top=predicted.top))
-                elif depth == wanted[0] and text.depths:
-                    break  # a prompt of this length is refused
+                elif text.depths and depth + WINDOW in text.depths:
+                    break  # a prompt of this length is refused or cut
+                else:
+                    self.missed += 1
             kept = wanted[-1] + 1 if wanted else 0
             return TextReading(kind=text.kind, name=text.name, tokens=tuple(ids[:kept]), positions=tuple(found))
         reply = self._post(*wire.prompt_request(self.dialect, self.endpoint.model, prompt, self.top))
@@ -130,6 +141,14 @@ class LogprobReader:
             raise _other_tokenizer(text.name, len(tokens), len(like.tokens))
         found = [position for position in found if FIRST_DEPTH <= position.depth < SHORT_TOKENS]
         return TextReading(kind=text.kind, name=text.name, tokens=tokens, positions=tuple(found))
+
+
+def _find_other_count(reply: http.HttpReply, sent: int) -> str:
+    """What is wrong if a server counts another number of prompt tokens than were sent, or ""; one more is a BOS."""
+    document = reply.json()
+    count = get_path(document, "usage.prompt_tokens") or get_path(document, "meta_info.prompt_tokens")
+    wrong = isinstance(count, int) and sent and count not in (sent, sent + 1)
+    return f"it counts {count} prompt tokens where {sent} were sent" if wrong else ""
 
 
 def _other_tokenizer(name: str, here: int, there: int) -> BadInput:
@@ -169,7 +188,10 @@ def read_texts(
             if on_progress:
                 on_progress(number, len(chosen))
             readings.append(reader.read_text(text, known.get(text.name)))
-        problem = find_reading_problem(readings) or _find_lie(reader, readings[0])
+        problem = find_reading_problem(readings)
+        if reader.missed > MISSED_SHARE * reader.asked:
+            problem = f"no log-probabilities at {reader.missed} of {reader.asked} positions: {reader.last_error}"
+        problem = problem or _find_lie(reader, readings[0])
         if not problem:  # a server that invents figures does not repeat them
             again = reader.read_text(chosen[0], readings[0])
             apart = statistics.fmean(row.low for row in divergences([readings[0]], [again]))
@@ -181,13 +203,12 @@ def read_texts(
 
 def _find_lie(reader: LogprobReader, reading: TextReading) -> str:
     """Compare log-probabilities with what the server writes at temperature 0; "" if they agree."""
-    if reader.dialect == "echo":
-        return ""
     chosen = reading.positions[:: max(1, len(reading.positions) // 16)]
-    ids = [token for token in reading.tokens if isinstance(token, int)]
     wrong = 0
     for position in chosen:
-        if not (written := reader.read_next(ids[: position.depth])):
+        before = reading.tokens[: position.depth]
+        ids = [token for token in before if isinstance(token, int)]
+        if not (written := reader.read_next(ids or "".join(map(str, before)))):
             continue
         likely = next(iter(position.top.items()))
         # A near tie may fall either way
