@@ -35,6 +35,7 @@ from moebox.quality.reading import TextReading
 from moebox.quality.texts import standard_texts
 
 Damage = Callable[[PhantomGguf, bytearray], None]
+Variant = tuple[tuple[str, ...], Path, Damage | None]  # flags, weights, and what is done to them
 EXPERTS, USED = 16, 4
 REFERENCES = {"default": (), "flash attention off": ("-fa", "off"), "-ub 32": ("-ub", "32")}
 HEALTHY: dict[str, tuple[str, ...]] = {
@@ -285,9 +286,9 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         write_latent_gguf(source, latent := Path(folder, "latent.gguf"))
-        healthy = {name: (flags, source, None) for name, flags in HEALTHY.items()}
+        healthy: dict[str, Variant] = {name: (flags, source, None) for name, flags in HEALTHY.items()}
         healthy |= {name: (flags, latent, None) for name, flags in LATENT.items()}
-        groups: list[tuple[str, Path, dict[str, tuple[tuple[str, ...], Path, Damage | None]]]] = [
+        groups: list[tuple[str, Path, dict[str, Variant]]] = [
             ("healthy", source, healthy),
             ("cache", source, {name: (flags, source, None) for name, flags in CACHES.items()}),
             ("damage", source, {name: ((), source, damage) for name, damage in DAMAGES.items()}),
@@ -319,7 +320,7 @@ def main() -> None:
     for group in dict.fromkeys(str(row["group"]) for row in rows):
         some = [row for row in rows if row["group"] == group]
         print(f"{group}: {sum(bool(row['different']) for row in some)} of {len(some)} called different")
-    found = [row["kl"] for row in rows if row["group"] == "quant"]
+    found = [float(str(row["kl"])) for row in rows if row["group"] == "quant"]
     print(f"quants in the right order: {'yes' if found == sorted(found) else 'no'}")
     if given.json:
         given.json.write_text(json.dumps(rows, indent=1))

@@ -92,7 +92,7 @@ class FaultyProxy(ThreadingHTTPServer):
         return prompt
 
 
-class ExpertToy(ToyServer):
+class ExpertToy(ToyServer):  # type: ignore[misc]  # tests are not typed for benchmarks
     """A server whose probabilities depend on the whole prompt, and a little on its route."""
 
     def __init__(self) -> None:
