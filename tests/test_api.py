@@ -28,7 +28,7 @@ SIGNATURES = {
     "verify": (
         "(endpoint: Endpoint, *, options: VerifyOptions | None = None, only: Sequence[str] = (), start: str = '', "
         "keep_going: bool = False, run: Run | None = None, on_check: OnCheck | None = None, "
-        "on_progress: OnProgress | None = None) -> CheckResults"
+        "on_progress: OnProgress | None = None, restart: bool = False) -> CheckResults"
     ),
     "quality": (
         "(endpoint: Endpoint, *, references: Sequence[Reference] = (), own_text: QualityText | None = None, "

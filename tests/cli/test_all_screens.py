@@ -41,6 +41,7 @@ SCREENS = {
     "render": ("kimi-k26-vllm --as script -o serve.sh", 0, ""),
     "connect": ("claude-code", 3, "error: "),
     "watch": ("", 3, "error: "),
+    "switch": ("no-such-file.toml", 2, "error: "),
     "fleet plan": ("kimi-k2.6", 2, "error: "),
     "fleet render": ("no-such-file.toml", 2, "error: "),
     "fleet up": ("no-such-file.toml", 2, "error: "),

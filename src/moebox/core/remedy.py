@@ -16,7 +16,7 @@ def missing_changes(recipe: Recipe, change: Mapping[str, Flag]) -> dict[str, Fla
         value = get_setting(recipe, path)
         if isinstance(wanted, list | tuple):
             return set(wanted) <= set(value or ())
-        return value is not None and str(value).lower() == str(wanted).lower()
+        return value is not None and (value == wanted or str(value).lower() == str(wanted).lower())
 
     return {path: wanted for path, wanted in change.items() if not has(path, wanted)}
 

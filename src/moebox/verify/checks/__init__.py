@@ -1,15 +1,35 @@
-"""All checks in the order of `options.CHECK_NAMES`, each from its module."""
+"""All checks in the order of `options.CHECK_NAMES`."""
 
-from importlib import import_module
-
-from moebox.verify.checks import answers
+from moebox.verify.checks import (
+    agents,
+    alive,
+    answers,
+    anthropic,
+    cache,
+    combinations,
+    concurrency,
+    errors,
+    json_modes,
+    limits,
+    long_context,
+    prompts,
+    routes,
+    sampling,
+    streaming,
+    thinking,
+    tools,
+    trends,
+    vision,
+)
 from moebox.verify.options import CHECK_NAMES
 from moebox.verify.trials import Check
 
-_MODULES = {"json": "json_modes", "long-context": "long_context"}  # whose names differ from those of their checks
-_ANSWERS = {check.name: check for check in (answers.PLAIN, answers.ARITHMETIC, answers.CODE)}
-CHECKS: tuple[Check, ...] = tuple(
-    _ANSWERS.get(name) or import_module(f"{__name__}.{_MODULES.get(name, name)}").CHECK for name in CHECK_NAMES
+_MODULES = (
+    *(agents, alive, anthropic, cache, combinations, concurrency, errors, json_modes, limits),
+    *(long_context, prompts, routes, sampling, streaming, thinking, tools, trends, vision),
 )
-if [check.name for check in CHECKS] != list(CHECK_NAMES):
-    raise TypeError(f"a module of {__name__} has a check under another name than in CHECK_NAMES")
+_ALL = (answers.PLAIN, answers.ARITHMETIC, answers.CODE, *(module.CHECK for module in _MODULES))
+_BY_NAME = {check.name: check for check in _ALL}
+if set(_BY_NAME) != set(CHECK_NAMES):
+    raise TypeError(f"CHECK_NAMES and the checks differ in {', '.join(sorted(set(_BY_NAME) ^ set(CHECK_NAMES)))}")
+CHECKS: tuple[Check, ...] = tuple(_BY_NAME[name] for name in CHECK_NAMES)
