@@ -51,6 +51,13 @@ def test_the_origin_of_a_foreign_prefix_is_named(oracle: str):
     assert "it got the code of conversation" in probe_returning(endpoint, conversations=8, seed=77).reason
 
 
+def test_a_server_without_a_tool_parser_does_not_fail_its_cache(oracle: str):
+    """Tools that it refuses are another check's business."""
+    probe = probe_returning(endpoint_from_url(f"{oracle}/store-without-tools", MODEL), conversations=8, seed=3)
+    assert probe.verdict == "pass", probe.reason
+    assert probe.reason.startswith("6 conversations")
+
+
 @pytest.mark.parametrize("seed", [5, *(pytest.param(seed, marks=pytest.mark.siege) for seed in (6, 7))])
 def test_a_store_that_works_passes(oracle: str, seed: int):
     """No alarm for prefixes that were moved out and came back whole."""

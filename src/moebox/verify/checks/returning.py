@@ -11,7 +11,7 @@ from moebox.phantom.question import Question
 from moebox.phantom.text_questions import haystack_questions
 from moebox.units import format_count, format_percent, format_seconds
 from moebox.verify.completions import ChatAnswer
-from moebox.verify.session import EndpointUnusable, ProbeFailed, ProbeWarning
+from moebox.verify.session import REJECTED_STATUSES, EndpointUnusable, ProbeFailed, ProbeWarning
 from moebox.verify.trials import CheckSession, judge_answer
 
 TURNS = ("first turn", "next turn", "return after the others")
@@ -66,7 +66,8 @@ async def judge_turn(
     except EndpointUnusable:
         raise
     except ProbeFailed as problem:
-        session.failures.add("cache", str(problem), where=where)
+        if not question.tools or problem.status not in REJECTED_STATUSES:  # a server may have no tool parser
+            session.failures.add("cache", str(problem), where=where)
         return None
     wrong = judge_answer(question, answer)
     if wrong:
