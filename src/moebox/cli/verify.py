@@ -170,6 +170,12 @@ class VerifyView:
                 out.print(f"    {VERDICT_MARKS[probe.verdict]} {probe.name}: {escape(one_line(probe.reason))}")
         for quirk in verdict.habits:
             out.print(f"    known quirk of {quirk}", style="dim", markup=False)
+        if verdict.causes:
+            parts = ", ".join(f"{cause.part} {cause.share:.0%}" for cause in verdict.causes)
+            out.print(f"    likely cause: {parts} ({verdict.causes[0].because})", markup=False)
+        if found := verdict.reproduction:
+            again = f"failed {found.failed} of {found.times} times when sent again" if found.times else "not sent again"
+            out.print(f"    reproduce ({again}): {one_line(found.curl, 400)}", markup=False, soft_wrap=True)
         shown = verdict.verdict == "pass" or any(probe.verdict == verdict.verdict for probe in verdict.probes)
         for failure in () if shown else verdict.slips:
             if failure.verdict == verdict.verdict:

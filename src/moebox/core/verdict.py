@@ -123,6 +123,29 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FaultCause:
+    """A part of the server that may be at fault: model, template, parser, scheduler, cache or kernel."""
+
+    part: str
+    share: float  # of the belief in all parts
+    because: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reproduction:
+    """The smallest request that was found to show a failure, and how often it did when it was sent again."""
+
+    method: str
+    url: str
+    request: Any = None
+    failed: int = 0
+    times: int = 0
+    reason: str = ""
+    curl: str = ""
+    file: str = ""  # in the run folder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckVerdict:
     """The verdict of one check, from its probes."""
 
@@ -135,6 +158,8 @@ class CheckVerdict:
     probes: tuple[Probe, ...] = ()
     habits: tuple[str, ...] = ()  # known quirks of this engine that the check shows, with advice for clients
     evidence: str = ""  # the file that holds every exchange of this check
+    causes: tuple[FaultCause, ...] = ()  # of a failed check, the likeliest first
+    reproduction: Reproduction | None = None  # of a failed check
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

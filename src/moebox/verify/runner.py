@@ -16,8 +16,10 @@ from moebox.detect.stall import DEFAULT_LIMITS, STANDS_STILL, StallLimits, Stall
 from moebox.errors import UnknownName, refuse_if
 from moebox.escape import one_line
 from moebox.loose import get_objects
+from moebox.redact import hide_known_keys
 from moebox.store import Run
 from moebox.stream import run_to_end
+from moebox.verify.causes import explain_failure
 from moebox.verify.checks import CHECKS
 from moebox.verify.client import UNREACHABLE, ExchangeClient, MachineLimit
 from moebox.verify.options import CHECK_NAMES, VerifyOptions
@@ -117,9 +119,15 @@ async def _run_checks(
                 verdict = CheckVerdict(name=check.name, verdict="skip", reason=reason)
             else:
                 verdict = await _run_check(session, check, meter)
+                if verdict.verdict == "fail" and not _budget_problem(session):
+                    verdict = await explain_failure(session, verdict)
                 stopped = await _stop_reason(session, check, verdict, keep_going)
             if run:
-                file = f"verdicts/{CHECK_NAMES.index(verdict.name):02d}-{verdict.name}.json"
+                name = f"{CHECK_NAMES.index(verdict.name):02d}-{verdict.name}.json"
+                if found := verdict.reproduction:
+                    run.write_file(f"reproduce/{name}", hide_known_keys(codec.to_json(codec.to_plain(found.request))))
+                    verdict = replace(verdict, reproduction=replace(found, file=f"reproduce/{name}"))
+                file = f"verdicts/{name}"
                 run.write_json(file, _truncate_strings(codec.to_plain(verdict)))
                 run.add_event(CheckDone(name=verdict.name, verdict=verdict.verdict, reason=verdict.reason))
                 verdict = replace(verdict, evidence=file)
@@ -201,6 +209,7 @@ async def _run_check(session: CheckSession, check: Check, meter: _ProgressMeter)
     before = session.failures.snapshot()
     probes: list[Probe] = []
     unusable = ""
+    session.suspects = []
     session.offered_tools = ()  # the probes of a check share their tools: a prefix cache then knows them
     for name, function in check.probes.items():
         unusable = unusable or _budget_problem(session)

@@ -19,7 +19,7 @@ from moebox.stream.sse import EventParser
 from moebox.verify.client import UNREACHABLE, ExchangeClient, StreamWatch
 from moebox.verify.completions import ChatAnswer, implausible_usage, parse_chat_stream, parse_completion
 from moebox.verify.options import VerifyOptions
-from moebox.verify.statistics import FailureCounts, KindName
+from moebox.verify.statistics import FailureCounts, KindName, Suspect
 from moebox.verify.violations import PromptCounts, Violation, ViolationKind, parse_strict_json
 
 MIN_ANSWER_TOKENS = 512  # always requested, however short the context is
@@ -107,6 +107,9 @@ class ServerSession:
         self.restart: Callable[[], None] | None = None  # of the server, between the turns of returning conversations
         self.rng = random.Random(options.seed)
         self.failures = FailureCounts()
+        self.failures.on_failure = self._add_suspect
+        self.suspects: list[Suspect] = []  # of the present check
+        self.wrong_exchange: tuple[HttpExchange, Callable[[HttpExchange], str]] | None = None  # of the next failure
         self.exchanges: list[HttpExchange] = []  # of the present probe
         self.request_count = 0  # of all probes
         self.trial_progress: tuple[int, int] = (0, 0)  # number and total of the trials of the present probe
@@ -311,6 +314,12 @@ class ServerSession:
         foreign = sorted(code for code in codes if code not in prompt)
         return f"the answer contains {foreign[0]}, which another request asked about" if foreign else ""
 
+    def _add_suspect(self, kind: KindName, reason: str) -> None:
+        """Keep the exchange that showed a failure: the one that a probe named, or the last."""
+        exchange, judge = self.wrong_exchange or ((self.exchanges[-1], None) if self.exchanges else (None, None))
+        self.wrong_exchange = None
+        self.suspects += [Suspect(kind=kind, reason=reason, exchange=exchange, judge=judge)] if exchange else []
+
     def count_late_replies(self) -> None:
         """Count the replies since the last call that took seconds longer than similar ones."""
         for reply in self.reply_times[self.reply_times_judged :]:
@@ -325,9 +334,8 @@ def late_reply(reply: ReplyTime, all_times: Sequence[ReplyTime]) -> str:
         return ""
     usual_size = max(1, statistics.median(other.size for other in similar))
     expected = statistics.median(other.seconds for other in similar) * max(1.0, reply.size / usual_size)
-    if reply.seconds <= LATE_FACTOR * expected or reply.seconds <= expected + LATER_S:
-        return ""
-    return f"a request took {reply.seconds:.1f} s; {expected:.2g} s is usual"
+    is_late = reply.seconds > max(LATE_FACTOR * expected, expected + LATER_S)
+    return f"a request took {reply.seconds:.1f} s; {expected:.2g} s is usual" if is_late else ""
 
 
 def require_token_count(answer: ChatAnswer, key: str = "prompt") -> int:
@@ -351,10 +359,8 @@ def skip_if_rejected(reason: str) -> Iterator[None]:
 
 def transport_problem(exchange: HttpExchange) -> str:
     """Return why this is not a reply at all, or ""."""
-    if exchange.error:
-        return exchange.error
     lost = exchange.status >= 500 or exchange.status == 429
-    return f"HTTP {exchange.status}{error_text(exchange)}" if lost else ""
+    return exchange.error or (f"HTTP {exchange.status}{error_text(exchange)}" if lost else "")
 
 
 def raise_for_failure(exchange: HttpExchange) -> None:

@@ -3,12 +3,13 @@
 A kind ends in `/streamed` if it was counted in streams; both share one row of FAILURE_KINDS.
 """
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from moebox.core import catalogue
-from moebox.core.verdict import Attribution, Failure, Mark, Score, wilson_score
+from moebox.core.verdict import Attribution, Failure, HttpExchange, Mark, Score, wilson_score
 from moebox.escape import one_line
 
 FAIL_RATE = 0.03  # a server failure is a fail if its rate is above this with 97.5% confidence and it was seen twice
@@ -111,11 +112,26 @@ class FailureCount:
 NO_CHANCE = FailureCount()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspect:
+    """An exchange that showed a failure, and how to see whether another one shows it; None if that is unknown."""
+
+    kind: str
+    reason: str
+    exchange: HttpExchange
+    judge: Callable[[HttpExchange], str] | None = None
+
+    @property
+    def size(self) -> int:
+        return len(json.dumps(self.exchange.request, default=str))
+
+
 class FailureCounts:
     """Failure counts by kind over a whole verify run."""
 
     def __init__(self) -> None:
         self._counts: dict[str, FailureCount] = {}
+        self.on_failure: Callable[[KindName, str], None] = lambda kind, reason: None
 
     def add(
         self,
@@ -137,6 +153,8 @@ class FailureCounts:
         elif reason:
             count = replace(count, server=(*count.server, text))
         self._counts[name] = count
+        if reason:
+            self.on_failure(kind, reason)
 
     def expect(self, kind: KindName, good: object, reason: str, *, stream: bool = False) -> None:
         """Count one chance, and a failure unless `good`."""

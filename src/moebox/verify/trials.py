@@ -16,6 +16,7 @@ from moebox.core.verdict import Attribution, Score, wilson_score
 from moebox.phantom.question import Question
 from moebox.phantom.questions import QUESTION_FAMILIES
 from moebox.phantom.tool_questions import TOOLS
+from moebox.verify.causes import parse_chat
 from moebox.verify.client import ExchangeClient
 from moebox.verify.completions import ChatAnswer
 from moebox.verify.options import VerifyOptions
@@ -211,7 +212,11 @@ class QuestionAttempt:
         reason = await self._ask_and_judge(question, stream)
         if not reason:
             return PASSED
-        return TrialOutcome(reason=reason, attributed_to=await self._attribute(question, stream))
+        wrong = self.session.exchanges[-1]
+        outcome = TrialOutcome(reason=reason, attributed_to=await self._attribute(question, stream))
+        if not self.send:
+            self.session.wrong_exchange = wrong, lambda exchange: self.judge(question, parse_chat(exchange))
+        return outcome
 
     async def _ask_and_judge(self, question: Question, stream: bool) -> str:
         if self.send:

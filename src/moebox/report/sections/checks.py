@@ -96,7 +96,15 @@ def check_view(check: CheckVerdict) -> CheckView:
         score=score_text(check.score) if check.score else "",
         quirks=check.habits,
         probes=probes,
-        evidence=(("evidence", limit_text(check.evidence)),) if check.evidence else (),
+        evidence=tuple(
+            (title, limit_text(text))
+            for title, text in (
+                ("evidence", check.evidence),
+                ("likely cause", ", ".join(f"{cause.part} {cause.share:.0%}" for cause in check.causes)),
+                ("reproduce", check.reproduction.curl if check.reproduction else ""),
+            )
+            if text
+        ),
     )
 
 

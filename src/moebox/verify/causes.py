@@ -1,0 +1,168 @@
+"""For a failed check: the part of the server that is likely at fault, and the smallest request that shows it."""
+
+import json
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from moebox.core import catalogue
+from moebox.core.verdict import CheckVerdict, FaultCause, HttpExchange, Reproduction
+from moebox.redact import hide_known_keys
+from moebox.verify.completions import ChatAnswer, implausible_usage, parse_chat_stream, parse_completion
+from moebox.verify.session import (
+    VIOLATION_FAILURES,
+    ProbeFailed,
+    ProbeSkipped,
+    ServerSession,
+    transport_problem,
+)
+from moebox.verify.statistics import STREAMED, Suspect
+from moebox.verify.violations import object_of
+
+MIN_SHARE = 0.1  # of a cause that is shown
+REPEATS = 3  # of the smallest request, to see how often it fails
+MAX_REDUCTIONS = 16  # requests that look for a smaller one
+ANY_REPLY = ("transport", "template-leak", *VIOLATION_FAILURES.values())  # kinds that are read from any chat reply
+# What a request may do without, and its answer is right or wrong as before.
+NEUTRAL_FIELDS = (
+    *("stream_options", "seed", "logprobs", "top_logprobs", "stop", "chat_template_kwargs", "temperature"),
+    *("parallel_tool_calls", "max_tokens", "max_completion_tokens", "stream"),
+)
+ANSWER_FIELDS = ("tool_choice", "tools", "response_format")  # without these another answer is right
+
+
+def likely_causes(check: CheckVerdict) -> tuple[FaultCause, ...]:
+    """The parts of a server that the failures of a check point at, the likeliest first."""
+    table = catalogue.load_table("causes")
+    shares: dict[str, float] = dict(table["prior"])
+    reasons: dict[str, list[str]] = {part: [] for part in shares}
+    lines = list(_failure_lines(check))
+    for signal in table["signal"]:
+        if any(re.search(signal["pattern"], line) for line in lines):
+            for part in shares:
+                shares[part] *= signal["odds"].get(part, 1.0)
+                if signal["odds"].get(part, 1.0) > 1:
+                    reasons[part].append(signal["name"])
+    total = sum(shares.values())
+    ranked = sorted(shares, key=lambda part: -shares[part])
+    return tuple(
+        FaultCause(part=part, share=shares[part] / total, because="; ".join(reasons[part]))
+        for part in ranked
+        if shares[part] >= MIN_SHARE * total
+    )
+
+
+def _failure_lines(check: CheckVerdict) -> Iterator[str]:
+    """One line for each failure: check, probe, kind, side, mode and example."""
+    seen = {failure.kind: failure for failure in check.slips}
+    for probe in check.probes:
+        if probe.verdict == "fail" and not any(failure.verdict != "pass" for failure in probe.slips):
+            yield f"{check.name}/{probe.name} probe server both modes: {probe.reason}"
+        for failure in probe.slips:
+            if failure.verdict == "pass" or not failure.seen:
+                continue
+            kind = failure.kind.removesuffix(STREAMED)
+            other = seen.get(kind if failure.kind.endswith(STREAMED) else kind + STREAMED)
+            only = "streams only" if failure.kind.endswith(STREAMED) else "whole only"
+            mode = "both modes" if other is None or other.seen else only
+            yield f"{check.name}/{probe.name} {kind} {failure.whose} {mode}: {failure.example}"
+
+
+async def explain_failure(session: ServerSession, check: CheckVerdict) -> CheckVerdict:
+    """Add the likely causes of a failed check and the smallest request that shows its failure."""
+    failed = {failure.kind.removesuffix(STREAMED) for failure in check.slips if failure.verdict == "fail"}
+    suspects = [suspect for suspect in session.suspects if suspect.kind in failed] or session.suspects
+    if not suspects:
+        probes = [probe for probe in check.probes if probe.verdict == "fail" and probe.evidence]
+        suspects = [Suspect(kind="", reason=probe.reason, exchange=probe.evidence[-1]) for probe in probes]
+    found = None
+    if suspects:
+        smallest = min(suspects, key=lambda each: (each.judge is None and each.kind not in ANY_REPLY, each.size))
+        found = await _reproduce(session, smallest)
+    return replace(check, causes=likely_causes(check), reproduction=found)
+
+
+def parse_chat(exchange: HttpExchange) -> ChatAnswer:
+    """Read a reply in the mode that was requested."""
+    streamed = object_of(exchange.request).get("stream")
+    return parse_chat_stream(exchange) if streamed else parse_completion(exchange)
+
+
+def reply_problem(kind: str, exchange: HttpExchange) -> str:
+    """Return what is wrong with a chat reply by a kind of failure that any reply can show, or ""."""
+    if problem := transport_problem(exchange):
+        return problem if kind == "transport" else ""
+    answer = parse_chat(exchange)
+    found = [each.text for each in answer.violations if VIOLATION_FAILURES[each.kind] == kind]
+    if kind == "usage":
+        found += filter(None, [implausible_usage(answer, exchange.request)])
+    if kind == "template-leak" and answer.leaked_mark:
+        found.append(answer.leaked_mark)
+    return "; ".join(found)
+
+
+async def _reproduce(session: ServerSession, suspect: Suspect) -> Reproduction:
+    """Reduce the request as long as the failure stays, and count how often the smallest one fails."""
+    exchange, tried, fails = suspect.exchange, 0, list[bool]()
+    request: Any = exchange.request
+    judge = suspect.judge or (partial(reply_problem, suspect.kind) if suspect.kind in ANY_REPLY else None)
+
+    def judge_reply(reply: HttpExchange) -> str:
+        try:
+            return judge(reply) if judge else ""
+        except (ProbeFailed, ProbeSkipped) as problem:
+            return str(problem)
+
+    wanted = judge_reply(exchange)
+
+    async def still_fails(body: object) -> bool:
+        return _same_failure(judge_reply(await session.client.post(exchange.url, body)), wanted)
+
+    if wanted and isinstance(request, dict) and exchange.url == session.chat_url:
+        for smaller in _smaller_requests(request, keep_question=bool(suspect.judge)):
+            candidate = smaller(request)
+            if candidate is None or tried == MAX_REDUCTIONS or session.seconds_left <= 0:
+                continue
+            tried += 1
+            if await still_fails(candidate):
+                request = candidate
+        fails = [await still_fails(request) for _ in range(REPEATS if session.seconds_left > 0 else 0)]
+    return Reproduction(
+        method=exchange.method,
+        url=exchange.url,
+        request=request,
+        failed=sum(fails),
+        times=len(fails),
+        reason=suspect.reason,
+        curl=curl_command(exchange.method, exchange.url, request, has_key=bool(session.endpoint.key)),
+    )
+
+
+def _smaller_requests(
+    request: dict[str, Any], *, keep_question: bool
+) -> Iterator[Callable[[dict[str, Any]], dict[str, Any] | None]]:
+    """Ways to make a request smaller, each applied to the smallest one so far; None if it does not apply."""
+    for key in NEUTRAL_FIELDS if keep_question else (*NEUTRAL_FIELDS, *ANSWER_FIELDS):
+        yield lambda body, key=key: {name: body[name] for name in body if name != key} if key in body else None  # type: ignore[misc]
+    for _ in range(0 if keep_question else len(request.get("messages") or ()) - 1):
+        yield lambda body: {**body, "messages": body["messages"][1:]} if len(body["messages"]) > 1 else None
+
+
+def _same_failure(reason: str, other: str) -> bool:
+    """True if two reasons begin with the same words; figures and quoted text differ from reply to reply."""
+    first, second = (re.split(r"[\d'\"«:{\[]", text, maxsplit=1)[0].strip() for text in (reason, other))
+    return bool(reason) and first == second
+
+
+def curl_command(method: str, url: str, request: Any, *, has_key: bool) -> str:
+    """The request as a command line; the key is a variable of the shell."""
+    line = shlex.join(["curl", "-sS", hide_known_keys(url)])
+    line += ' -H "Authorization: Bearer $API_KEY"' if has_key else ""
+    line += " -H 'anthropic-version: 2023-06-01'" if url.endswith("/messages") else ""
+    if method == "GET":
+        return line
+    text = request if isinstance(request, str) else json.dumps(request, ensure_ascii=False, default=str)
+    return f"{line} -H 'Content-Type: application/json' -d {shlex.quote(hide_known_keys(text))}"
