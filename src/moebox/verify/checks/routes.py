@@ -107,7 +107,7 @@ async def _compare_route(session: CheckSession, name: str, route: Route, chars: 
         return pass_if(share <= reader.allowed, f"{name} differ: {share:.0%} of the probability is on other tokens")
 
     with session.allow_slow_replies():
-        await session.run_trials("routes", attempt, 0.17, 1)
+        await session.run_trials("routes", attempt, 0.17, 2)
     return f"at most {worst:.1%} of the probability moved, {reader.allowed:.0%} allowed"
 
 
