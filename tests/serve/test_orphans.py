@@ -64,7 +64,7 @@ def test_kill_9_of_the_guard_kills_the_engine_and_ps_names_what_is_left(acting: 
     assert len(row["left"]) == 2
     done = call_main("down", instance.id)
     assert done.code == 0, done.err
-    assert not marked(instance.id)
+    assert not gone_within(lambda: marked(instance.id), 10)  # the kernel ends a killed process in its own time
     assert call_main("ps").out.strip() == "nothing is running"
 
 
