@@ -1,6 +1,6 @@
 """Save and restore of llama.cpp slots: are conversations their own again, and is a broken store noticed?
 
-    python benchmarks/kv_store.py --conversations 100 --broken 20
+    python -m benchmarks.kv_store --conversations 100 --broken 20
 
 Each conversation has codes of its own in one text; after all were saved, each slot is restored and asked for a code
 that was not asked before. Then keys and values are exchanged in the files, as a store does that swaps two blocks,
@@ -12,10 +12,12 @@ import random
 import tempfile
 from pathlib import Path
 
-from moebox import http, phantom
+from tests.embedded import phantom_recipe
+
+from moebox import http
 from moebox.checkpoint import deploy
 from moebox.core.endpoint import Endpoint
-from moebox.core.recipe import Hybrid, KvTiers, Listen, Recipe, Runtime
+from moebox.core.recipe import KvTiers
 from moebox.engines.kv_store import store_folder
 from moebox.phantom.question import Question
 from moebox.phantom.text_questions import haystack_questions
@@ -58,18 +60,7 @@ def main() -> None:
     base = haystack_questions(rng, chars=400, depths=(0.2, 0.5, 0.8))
     talks = [with_new_codes(rng, base) for _ in range(given.conversations)]
     with tempfile.TemporaryDirectory() as place:
-        recipe = Recipe(
-            name="phantom",
-            engine="llama.cpp",
-            model="kimi-k2.6",
-            checkpoint=str(phantom.gguf_path()),
-            served_name="phantom",
-            context=512,
-            hybrid=Hybrid(threads=1),
-            runtime=Runtime(kind="embedded"),
-            listen=Listen(port=0),
-            kv_tiers=KvTiers(disk_gib=1, folder=f"{place}/kv"),
-        )
+        recipe = phantom_recipe(context=512, kv_tiers=KvTiers(disk_gib=1, folder=f"{place}/kv"))
         folder = Path(store_folder(deploy(recipe)))
         with session.engine_session(deploy(recipe), Run.create("kv-store", runs=Path(place))) as live:
             for number, questions in enumerate(talks):

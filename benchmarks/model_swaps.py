@@ -1,6 +1,6 @@
 """Two phantom engines that exclude each other behind `moebox switch`: swaps under streams, and wrong answers counted.
 
-    python benchmarks/model_swaps.py --swaps 20
+    python -m benchmarks.model_swaps --swaps 20
 
 Each round asks both models at once, streamed and not, and compares the name of the model in each reply and event.
 """
@@ -9,14 +9,12 @@ import argparse
 import asyncio
 import json
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 import httpx2
+from tests.embedded import phantom_recipe
 
-from moebox import phantom
 from moebox.checkpoint import deploy
-from moebox.core.recipe import Hybrid, Listen, Recipe, Runtime
 from moebox.fleet.models_file import ModelEntry, ModelsFile
 from moebox.flows.model_proxy import ModelProxy
 from moebox.flows.model_switch import ModelSwitch
@@ -24,20 +22,11 @@ from moebox.store import Run
 
 
 async def swap_models(swaps: int, place: Path) -> None:
-    base = Recipe(
-        name="phantom",
-        engine="llama.cpp",
-        model="kimi-k2.6",
-        checkpoint=str(phantom.gguf_path()),
-        served_name="",
-        context=1024,
-        hybrid=Hybrid(threads=1),
-        runtime=Runtime(kind="embedded"),
-        listen=Listen(port=0),
-    )
     names = ("one", "two")
     file = ModelsFile(models={name: ModelEntry(recipe="", alone=True) for name in names})
-    deployments = {name: deploy(replace(base, name=name, served_name=f"phantom-{name}")) for name in names}
+    deployments = {
+        name: deploy(phantom_recipe(name=name, served_name=f"phantom-{name}", context=1024)) for name in names
+    }
     run = Run.create("swaps", runs=place)
     switch = ModelSwitch(file, deployments, run, report=print)
     app = ModelProxy(switch).build_app()
