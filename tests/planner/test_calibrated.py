@@ -10,6 +10,9 @@ import pytest
 from moebox.checkpoint import resolve_model
 from moebox.core.calibration import Boot, Calibration, calibrated_box, calibrated_layout, shape_id
 from moebox.detect import load_box
+from moebox.planner.forecast import serving_range
+from moebox.planner.schedule import SchedulerRules
+from moebox.planner.simulate import SimulatedWorkload, simulate
 from moebox.planner.speed import Speed
 from moebox.planner.speed.boots import combine_with_fit
 from moebox.planner.speed.measured import RANGE_SIGMAS, MeasuredSpeed, find_measured_speed
@@ -117,3 +120,24 @@ def test_more_layers_from_a_disturbed_boot_are_never_faster_than_the_boot():
     """However little it counts, its steps stay possible."""
     reading = MeasuredSpeed(calibration=calibration(disturbed=("x",), boots=(boot(4), boot(8))), layers=61, chunk=CHUNK)
     assert all(reading.decode_s(step.batch, step.context) >= step.seconds for step in boot(8).decode)
+
+
+def test_a_load_that_queues_has_the_range_of_the_batch_that_runs():
+    """A server of four slots never runs eight at once, so eight requests are forecast as surely as four."""
+    reading = h200("sglang-qwen", 36)[0]
+    boots = tuple(
+        replace(each, decode=tuple(step for step in each.decode if step.batch <= 4))
+        for each in reading.calibration.boots
+    )
+    measured = Speed(measured=replace(reading, calibration=replace(reading.calibration, boots=boots)))
+    rules = SchedulerRules(
+        kv_tokens=100_000, context=4096, max_seqs=4, step_tokens=CHUNK, prompts_first=False, reserves_output=False
+    )
+    four, eight = (
+        simulate(measured, rules, SimulatedWorkload(input=256, output=64, requests=16, concurrency=streams))
+        for streams in (4, 8)
+    )
+
+    assert (four.peak_batch, eight.peak_batch) == (4, 4)
+    assert serving_range(eight, measured) == serving_range(four, measured)
+    assert measured.step_range(8, 288)[1] > measured.step_range(4, 288)[1]

@@ -105,11 +105,18 @@ def tier_rows(
     return rows
 
 
+def serving_range(result: SimulationResult, speed: Speed) -> tuple[float, float]:
+    """Factors on the throughput; measured speeds have the range of the largest batch at the context timed worst."""
+    if not speed.measured:
+        return speed.range_factors("serving")
+    work, batch = result.workload, max(result.peak_batch, 1)
+    ranges = [speed.step_range(batch, context) for context in (work.input, work.input + work.output)]
+    return max(ranges, key=lambda factors: factors[1])
+
+
 def serving_row(result: SimulationResult, speed: Speed) -> ForecastRow:
     workload, seconds = result.workload, result.duration_s or 1.0
-    low, high = speed.range_factors("serving")
-    if speed.measured and workload.concurrency:
-        low, high = speed.step_range(workload.concurrency, workload.input + workload.output / 2)
+    low, high = serving_range(result, speed)
     row: ForecastRow = {
         "max_concurrency": workload.concurrency or None,
         "request_rate": workload.rate or "inf",

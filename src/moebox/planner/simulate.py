@@ -172,6 +172,7 @@ class SimulationResult:
     e2el: Histogram
     preemptions: int
     peak_kv_tokens: float
+    peak_batch: int  # sequences in one decode step
     kv_tokens: int
     slices: int
     cached_tokens: int = 0  # prompt tokens from the cache and its tiers
@@ -236,6 +237,7 @@ class _SimulatedRun:
         self.completed = self.rejected = self.slices = 0
         self.input_tokens = self.output_tokens = 0
         self.peak = 0.0
+        self.peak_batch = 0
         self.ttft, self.tpot, self.itl, self.e2el = Histogram(), Histogram(), Histogram(), Histogram()
 
     def run(self) -> SimulationResult:
@@ -269,6 +271,7 @@ class _SimulatedRun:
             e2el=self.e2el,
             preemptions=self.scheduler.preemptions,
             peak_kv_tokens=self.peak,
+            peak_batch=self.peak_batch,
             kv_tokens=self.scheduler.rules.kv_tokens,
             slices=self.slices,
             cached_tokens=self.cached_tokens,
@@ -370,6 +373,7 @@ class _SimulatedRun:
                 self.tpot.add((self.now - request.first_token_at) / (request.output - 1))
             self._continue_after(request)
         self.peak = max(self.peak, self.scheduler.used_tokens)
+        self.peak_batch = max(self.peak_batch, self.scheduler.running)
 
     def _count_gaps(self, done: ScheduleSlice) -> None:
         """Count gaps between tokens; the first after prompts were read is longer, less so for later sequences."""

@@ -11,6 +11,7 @@ from moebox.core.plan import Memory
 from moebox.core.recipe import Recipe
 from moebox.engines import memory_budget
 from moebox.errors import MoeboxError
+from moebox.planner.forecast import serving_range
 from moebox.planner.simulate import SimulatedWorkload, scheduler_rules, simulate
 from moebox.planner.speed import Speed
 from moebox.runs.loads import lengths_text
@@ -48,11 +49,9 @@ def forecast_load(load: LoadResult, speed: Speed, recipe: Recipe, memory: Memory
 
     The simulated lengths are the counted ones: a chat template lengthens prompts, and some servers end replies early.
     """
-    low, high = speed.decode_range
-    if speed.measured and load.concurrency:
-        low, high = speed.step_range(load.concurrency, load.input_tokens or PROMPT_TOKENS)
     if load.is_single_stream:
         prompt = int(load.input_tokens or PROMPT_TOKENS)
+        low, high = speed.step_range(1, prompt)
         rate = speed.decode_tok_s(1, prompt)
         return ForecastRow(
             concurrency=load.concurrency or 1.0,
@@ -78,6 +77,7 @@ def forecast_load(load: LoadResult, speed: Speed, recipe: Recipe, memory: Memory
     if concurrency > MAX_REQUESTS or (is_queued and work.requests * work.output > MAX_QUEUED_TOKENS):
         return None
     result = simulate(speed, scheduler_rules(recipe, memory.kv_tokens, speed, memory.sequence_tokens), work)
+    low, high = serving_range(result, speed)
     as_requested = (work.input, work.output) == (load.input_tokens, load.output_tokens)
     return ForecastRow(
         concurrency=load.concurrency,
