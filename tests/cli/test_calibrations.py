@@ -61,7 +61,9 @@ def test_plan_and_forecast_use_it_and_say_so(
     _, out, _ = run(capsys, "plan", "kimi-k2.6", "--box", BOX, "--json")
     assert json.loads(out)["measured"] == document["measured"]
     for words in (("plan", "kimi-k2.6"), ("forecast", str(planned), "--decode")):
-        assert "measured on this box 2026-11-15" in " ".join(run(capsys, *words, "--box", BOX)[1].split())
+        screen = " ".join(run(capsys, *words, "--box", BOX)[1].split())
+        assert "measured on this box 2026-11-15" in screen
+        assert "expect" not in screen  # the ranges stand beside the figures; a second one contradicted them
 
 
 def test_removed_it_is_used_no_more(kept: Calibration, planned: Path, capsys: pytest.CaptureFixture[str]) -> None:

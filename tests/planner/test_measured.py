@@ -150,6 +150,19 @@ def test_a_line_is_found_from_any_depths(fixed: float, layer: float, depths: set
     assert seconds == pytest.approx(fixed + layer * target, abs=1e-6)
 
 
+def test_a_batch_timed_at_one_context_follows_the_context_as_its_neighbours() -> None:
+    """Two streams were timed at 256 tokens only; forecasts beside it jumped from 370 to 65,000 tok/s at context 0."""
+    timed = tuple(step for step in boot(8).decode if step.context == 256 or step.batch != 2)
+    part = MeasuredSpeed(
+        chunk=CHUNK, calibration=calibration(boots=(replace(boot(8), decode=timed),), layers=8), layers=8
+    )
+
+    assert part.decode_s(2, 4096) == pytest.approx(step(8, 2, 4096), rel=0.05)
+    for context in (0, 100, 100_000):
+        seconds = [part.decode_s(batch, context) for batch in (1, 2, 3, 4, 64, 512)]
+        assert seconds == sorted(seconds)
+
+
 @given(
     st.lists(st.tuples(st.floats(0, 1e5), st.floats(1e-6, 10)), min_size=1, unique_by=lambda p: p[0]), st.floats(0, 1e6)
 )

@@ -273,11 +273,18 @@ def forecast_page(
     if tiers:
         heads, lines, remark = tier_table(tiers)
         parts += [Text(), make_table(heads, lines), Text(remark)]
-    expect = f"expect {speed.range_text(RANGES[mode])}"
+    if speed.measured:
+        source = speed.measured.text
+        done = [row for row in rows if row.get("output_throughput")]
+        if done:
+            low = min(row["low_tok_s"] / row["output_throughput"] for row in done) - 1
+            high = max(row["high_tok_s"] / row["output_throughput"] for row in done) - 1
+            source += f"; out tok/s {low:+.0%} to {high:+.0%}"
+    else:
+        source = f"forecast, not a measurement: expect {speed.range_text(RANGES[mode])}"
     if mode in ("serving", "stream"):
-        expect += f"; prompts and TTFT {speed.range_text('prompt')}"
-    source = speed.measured.text if speed.measured else "forecast, not a measurement"
-    parts.append(Text(f"{source}: {expect}", style="dim"))
+        source += f"; prompts and TTFT {speed.range_text('prompt')}"
+    parts.append(Text(source, style="dim"))
     if recipe.parallel.nodes > 1:
         parts.append(Text(describe_network(target.box), style="dim"))
     known = [warning for warning in target.warnings if warning.severity != "note"]

@@ -132,7 +132,7 @@ def speed_cell(plan: Plan) -> AssessmentCell:
         rate = f"{format_tok_s(row.decode_tok_s)} ({format_range(row.low_tok_s, row.high_tok_s)})"
         loads.append(f"{rate} with {row.concurrency} {streams}")
     prompt = f"at {format_count(context)} tokens of context, which are read in about {format_seconds(rows[0].ttft_s)}"
-    return AssessmentCell(name="speed", text=", ".join(loads), detail=f"{prompt}; {range_text(plan)}")
+    return AssessmentCell(name="speed", text=", ".join(loads), detail=f"{prompt}; {plan.measured or range_text(plan)}")
 
 
 def whole_page(plan: Plan, model: Model, steps: NextSteps) -> "RenderableType":
@@ -296,10 +296,13 @@ def forecast_part(plan: Plan) -> "RenderableType":
 
 def range_text(plan: Plan) -> str:
     """Return the range of the forecast in percent, and what it rests on."""
+    if plan.measured:  # rows have their own ranges
+        low = min(row.low_tok_s / row.decode_tok_s - 1 for row in plan.forecast)
+        high = max(row.high_tok_s / row.decode_tok_s - 1 for row in plan.forecast)
+        return f"{plan.measured}; at worst {low:+.0%} to {high:+.0%}"
     largest = max(plan.forecast, key=lambda row: row.decode_tok_s)  # rates are rounded: its ratios are the most exact
     low, high = (edge / largest.decode_tok_s - 1 for edge in (largest.low_tok_s, largest.high_tok_s))
-    expect = f"expect {low:+.0%} to {high:+.0%}"
-    return f"{plan.measured}; {expect}" if plan.measured else f"{expect} ({plan.basis})"
+    return f"expect {low:+.0%} to {high:+.0%} ({plan.basis})"
 
 
 def alternatives_part(plan: Plan) -> "RenderableType":

@@ -55,7 +55,8 @@ def timing_grid(recipe: Recipe, *, chunk: int, longest: int, cache_tokens: int) 
     """
     longest = max(longest - 192, 16)  # room for the reply
     room = min(MOST_TOKENS, cache_tokens or MOST_TOKENS)
-    contexts = sorted({min(size, longest) for size in CONTEXTS})
+    shortest, *longer = CONTEXTS
+    contexts = sorted({min(shortest, longest // 4), *(min(size, longest) for size in longer)})
     prompts = sorted({min(size, longest) for size in (*PROMPTS, chunk, round(LONG * chunk))})
     sizes = [size for size in BATCHES if size <= recipe.slots]
     if recipe.slots not in sizes and recipe.slots <= BATCHES[-1]:

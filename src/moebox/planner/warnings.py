@@ -77,7 +77,7 @@ def budget_warnings(deployment: Deployment, memory: Memory, concurrency: int) ->
     recipe, box = deployment.recipe, deployment.required_box
     warnings = short_cache_warnings(deployment, memory, concurrency, recipe.context)
     if recipe.hybrid and not box.has_unified_memory:
-        warnings += unknown_ram_warnings(box)
+        warnings += unknown_ram_warnings(deployment)
     used = {gpu_list.all_gpus(box)[index].name for index in gpu_list.used_gpus(box, recipe)}
     if registry.engine_traits(recipe.engine).is_gpu_only and len(used) > 1:
         text = "GPUs of different kinds in one group: the smallest and slowest decides"
@@ -88,12 +88,13 @@ def budget_warnings(deployment: Deployment, memory: Memory, concurrency: int) ->
     return (*warnings, *_memory_holders(box))
 
 
-def unknown_ram_warnings(box: Box) -> list[PlanWarning]:
-    """Warn if the amount of RAM or its bandwidth is unknown."""
+def unknown_ram_warnings(deployment: Deployment) -> list[PlanWarning]:
+    """Warn if the amount of RAM is unknown, or its bandwidth and no calibration timed the engine here."""
+    box = deployment.required_box
     if not box.ram:
         text = "the amount of RAM is unknown: only weights that fit on the GPUs alone were considered"
         return [PlanWarning(symptom="", text=text, remedy="--ram, e.g. 768GiB")]
-    if not box.ram_rate:
+    if not box.ram_rate and not any(found.applies_to(*deployment.facts) for found in box.calibrations):
         text = "the RAM's bandwidth is unknown: the forecast assumes one, and its range covers all that is sold"
         remedy = "--ram-bandwidth, e.g. 614GB/s for twelve DDR5-6400 channels"
         return [PlanWarning(symptom="", text=text, remedy=remedy)]

@@ -32,8 +32,8 @@ RANGE_SIGMAS = 1.28  # a range holds four of five figures
 # How far a load differs from the timed steps, beside their noise (standard deviation of the logarithm: 5 % either
 # way): loads that were measured after a calibration differed by 2 to 5 % from its forecast.
 FLOOR = 0.04
-# The same if the engine uses every core and shares them with its client: 12 loads of the embedded engine on two cores
-# differed by 0.5 to 15 %.
+# The same if the engine and its client use every core: 36 figures of the embedded engine on two cores differed by 0.4 to
+# 17 %, in the mean square by 6 %.
 CROWDED = 0.08
 # How far all prompts of one boot differ from those of another, whatever their length, if the host prepares what GPUs do
 # (standard deviation): 1 to 5 ms with vLLM and SGLang on an H200. More layers multiply it.
@@ -144,7 +144,7 @@ class MeasuredSpeed:
         """
         lines = sorted(self.decode_times.items())
         if self.fitted is None or not self._fitted:
-            return interpolate([(float(size), interpolate(line, context)) for size, line in lines], batch)
+            return interpolate(self._seconds_by_batch(context), batch)
         place = max(bisect_left(lines, batch, key=itemgetter(0)), 1)
         ratios = []
         for size, line in lines[place - 1 : place + 1]:  # the neighbours
@@ -152,6 +152,23 @@ class MeasuredSpeed:
             ratios.append((math.log2(size), math.log(interpolate(line, at) / self.fitted(size, at))))
         nearest = min(max(math.log2(max(batch, 1.0)), ratios[0][0]), ratios[-1][0])
         return self.fitted(batch, context) * math.exp(_on_line(ratios, nearest))
+
+    def _seconds_by_batch(self, context: float) -> list[tuple[float, float]]:
+        """(batch, seconds) of a decode step. A batch timed at one context only follows the context as its neighbours do."""
+        lines = sorted(self.decode_times.items())
+        whole = [(float(size), line) for size, line in lines if len(line) > 1]
+        found, slowest = [], 0.0
+        for size, line in lines:
+            seconds = interpolate(line, context)
+            if len(line) == 1 and whole:
+                here, timed = (
+                    interpolate([(other, interpolate(each, at)) for other, each in whole], size)
+                    for at in (context, line[0][0])
+                )
+                seconds *= here / timed
+            slowest = max(slowest, seconds)  # more sequences never take less time
+            found.append((float(size), slowest))
+        return found
 
     def step_spread(self, batch: float, context: float | None = None) -> float:
         """Standard deviation of ln(real / forecast) of a decode step, wider if it is far from those that were timed."""
@@ -188,7 +205,7 @@ class MeasuredSpeed:
         """Standard deviation of ln(real / forecast), of steps with these errors."""
         if not errors:
             return 0.0
-        crowded = self.calibration.layout.threads >= self.calibration.place.cores > 0
+        crowded = self.calibration.layout.threads + 1 >= self.calibration.place.cores > 0
         return math.hypot(CROWDED if crowded else FLOOR, math.hypot(*errors) / math.sqrt(len(errors)))
 
     @property
@@ -234,7 +251,7 @@ class MeasuredSpeed:
         layers = f"all {self.layers} layers" if whole else f"{self.layers} layers from {depths}"
         where = "measured on the same box" if found.imported else "measured on this box"
         disturbed = f"; the machine was disturbed: {found.disturbed[0]}" if found.disturbed else ""
-        return f"{where} {found.date}, {layers}: {self.error_text}{disturbed}"
+        return f"{where} {found.date}, {layers}: {self.error_text} where timed{disturbed}"
 
 
 def find_measured_speed(
