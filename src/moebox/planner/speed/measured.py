@@ -32,8 +32,8 @@ RANGE_SIGMAS = 1.28  # a range holds four of five figures
 # How far a load differs from the timed steps, beside their noise (standard deviation of the logarithm: 5 % either
 # way): loads that were measured after a calibration differed by 2 to 5 % from its forecast.
 FLOOR = 0.04
-# The same if the engine and its client use every core: 36 figures of the embedded engine on two cores differed by 0.4 to
-# 17 %, in the mean square by 6 %.
+# The same if the engine and its client use every core: 36 figures of the embedded engine on two cores differed by 0.4
+# to 17 %, in the mean square by 6 %.
 CROWDED = 0.08
 # How far all prompts of one boot differ from those of another, whatever their length, if the host prepares what GPUs do
 # (standard deviation): 1 to 5 ms with vLLM and SGLang on an H200. More layers multiply it.
@@ -154,7 +154,7 @@ class MeasuredSpeed:
         return self.fitted(batch, context) * math.exp(_on_line(ratios, nearest))
 
     def _seconds_by_batch(self, context: float) -> list[tuple[float, float]]:
-        """(batch, seconds) of a decode step. A batch timed at one context only follows the context as its neighbours do."""
+        """(batch, seconds) of a decode step; a batch timed at one context follows the context as its neighbours do."""
         lines = sorted(self.decode_times.items())
         whole = [(float(size), line) for size, line in lines if len(line) > 1]
         found, slowest = [], 0.0
