@@ -11,6 +11,7 @@ import pytest
 from moebox import codec
 from moebox.cli import main, output
 from moebox.core.recipe import Recipe
+from moebox.phantom import gguf_path
 from tests.sampling import one_in
 
 PLANS = {
@@ -138,3 +139,19 @@ def test_other_answers_fit_one_screen(words: str, answer: str, capsys: pytest.Ca
 
     assert rows_on_screen(screen) <= 23
     assert answer in screen
+
+
+def test_a_missing_engine_is_named_before_the_next_command(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """On this machine without the engine: the plan says how to install it, and `run` stops at its first step."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["plan", str(gguf_path()), "--engine", "ik_llama.cpp", "-o", "recipe.toml"]) == 0
+    screen = capsys.readouterr().out
+    assert "! install ik_llama.cpp is not installed here" in screen
+    assert "moebox engines install ik_llama.cpp@" in screen
+
+    assert main(["run", "--recipe", "recipe.toml", "--yes"]) == 3
+    steps = capsys.readouterr()
+    assert "✗ plan ik_llama.cpp is not installed here" in steps.out
+    assert "rehearse" not in steps.out

@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 from moebox import codec
 from moebox.checkpoint import deploy, resolve_model
 from moebox.core import catalogue
+from moebox.core.box import Box, Host
 from moebox.core.plan import Plan
 from moebox.core.recipe import Recipe
 from moebox.detect.declared import parse_box
 from moebox.engines import build_launch, check_recipe
 from moebox.errors import BadInput, DoesNotFit, UnknownName
+from moebox.phantom import gguf_path
 from moebox.planner import choose, prefer
 from moebox.planner.choose import choose_plan
 from moebox.planner.constraints import Constraints
@@ -54,6 +56,23 @@ def test_the_plan_explains_why_not_fp8_and_what_the_patched_image_gains() -> Non
 def test_a_checkpoint_can_be_given_by_its_quantisation() -> None:
     """The planner accepts every name that the error for an unknown one lists, in any case."""
     assert plan("kimi-k2.6", checkpoint="INT4-G32").recipe.checkpoint == "int4"
+
+
+def test_an_installed_engine_is_chosen_if_no_forecast_tells_it_from_the_best() -> None:
+    """A file that the embedded engine can run is not planned for one that has to be built; GPUs need another engine."""
+    model, forms = resolve_model(str(gguf_path()))
+    embedded = Host(engines={"llama.cpp (embedded)": "0.2.14"})
+    cpu = Box(name="no-gpu", ram=32 << 30, host=embedded)
+
+    first = choose_plan(replace(cpu, host=None), model, forms, Constraints()).recipe
+    here = choose_plan(cpu, model, forms, Constraints()).recipe
+    assert (first.engine, first.runtime.kind) == ("ik_llama.cpp", "native")
+    assert (here.engine, here.runtime.kind) == ("llama.cpp", "embedded")
+    for engine, installed in (("ik_llama.cpp", {"ik_llama.cpp": "1"}), ("llama.cpp", {"llama.cpp": "b9000"})):
+        both = replace(cpu, host=Host(engines=installed | embedded.engines))
+        found = choose_plan(both, model, forms, Constraints()).recipe
+        assert (found.engine, found.runtime.kind) == (engine, "native")
+    assert plan(box=replace(EIGHT, host=embedded)).recipe == plan().recipe
 
 
 def test_a_single_expert_layer_is_singular() -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import shlex
+import shutil
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +16,9 @@ from moebox.cli.plan_quality import quality_part
 from moebox.core.divergence import find_divergence
 from moebox.core.model import Component, Model
 from moebox.core.plan import ArithmeticLine, DeviceMemory, Forecast, Plan
-from moebox.core.registry import engine_display_name
+from moebox.core.registry import engine_display_name, engine_traits
 from moebox.engines.reasons import flag_reason
-from moebox.errors import BadInput
+from moebox.errors import BadInput, MoeboxError, NotInstalled
 from moebox.planner.rate import comparison_request
 from moebox.units import format_count, format_gib, format_range, format_rate, format_seconds, format_tok_s
 
@@ -76,6 +77,8 @@ def answer(plan: Plan, model: Model, steps: NextSteps, *, width: int) -> Assessm
     if warnings:
         more = len(warnings) - SHOWN_WARNINGS
         cells.append(AssessmentCell(name="", text=f"{more} more: --why" if more > 0 else "in full: --why"))
+    if steps.here and (missing := missing_engine(plan)):
+        cells.append(AssessmentCell(name="install", text=missing.message, tone="warn", detail=missing.hint))
     up, refusal = steps.up_command(plan), weights_refusal(plan)
     if refusal:
         cells.append(
@@ -350,6 +353,22 @@ def weights_refusal(plan: Plan) -> str:
     except BadInput as problem:
         return f"{problem.message}; {problem.hint}"
     return ""
+
+
+def missing_engine(plan: Plan) -> NotInstalled | None:
+    """Return why `up` could not start the plan's engine on this machine, and how to install it."""
+    program = engine_traits(plan.recipe.engine).program
+    if plan.recipe.runtime.kind == "embedded" or (program and shutil.which(program[0])):
+        return None
+    from moebox.serve.order import require_engine
+
+    try:
+        require_engine(deploy(plan.recipe))
+    except NotInstalled as problem:
+        return problem
+    except MoeboxError:  # `up` reports it
+        return None
+    return None
 
 
 def arithmetic_page(plan: Plan, model: Model) -> "RenderableType":

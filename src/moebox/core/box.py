@@ -19,6 +19,7 @@ GENERATIONS = {
 }
 gpu_size = operator.attrgetter("memory", "bandwidth")
 LinkKind = Literal["nvlink", "pix", "pxb", "phb", "node", "sys", "fabric", "network"]
+EMBEDDED = " (embedded)"  # after the name of an engine that runs inside moebox, on CPUs only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

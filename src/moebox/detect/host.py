@@ -16,7 +16,7 @@ import psutil
 
 from moebox import files
 from moebox.core import registry
-from moebox.core.box import Cpu, Host
+from moebox.core.box import EMBEDDED, Cpu, Host
 from moebox.detect.limits import allowed_cpus, count_cores, cpu_quota
 from moebox.environment import chosen_environment
 
@@ -122,7 +122,7 @@ def installed_engines() -> dict[str, str]:
                 version = metadata.version(package)
             except metadata.PackageNotFoundError:
                 continue
-            found[f"{traits.name} (embedded)" if traits.embedded else traits.name] = version
+            found[f"{traits.name}{EMBEDDED}" if traits.embedded else traits.name] = version
             break
     for traits in registry.all_traits():  # slower: vLLM's program imports for seconds
         if traits.name not in found and traits.program and shutil.which(traits.program[0]):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from moebox.checkpoint import deploy, is_weights_path
 from moebox.core.deployment import Deployment
-from moebox.errors import BadInput, ExternalError, MoeboxError
+from moebox.errors import BadInput, ExternalError, MoeboxError, NotInstalled
 from moebox.flows import recipes
 from moebox.hub.client import HubFile, HubListing, list_repository, open_remote_file, parse_repo_name, report_hub_errors
 from moebox.hub.fetch import Fetcher, select_files
@@ -66,8 +66,8 @@ def list_files(what: str, name: str, revision: str, gguf: str) -> tuple[HubListi
 def offer_weights(deployment: Deployment, *, confirm: Callable[[str], bool], notify: Callable[[str], None]) -> int:
     """Fetch weights that the cache lacks if the user agrees. Return the bytes that were fetched.
 
-    Weights that are a path, in a container's mounts or in the program are not offered; nor are those of an engine that
-    cannot be started here.
+    Weights that are a path, in a container's mounts or in the program are not offered. Raise NotInstalled if the
+    engine is missing, because what was fetched could not be used.
     """
     recipe = deployment.recipe
     if recipe.runtime.kind == "embedded" or recipe.runtime.mounts or uses_dummy_weights(recipe):
@@ -76,6 +76,8 @@ def offer_weights(deployment: Deployment, *, confirm: Callable[[str], bool], not
         require_engine(deployment)
         listing, gguf, with_code = find_recipe_files(deployment)
         wanted = select_files(listing, gguf=gguf, with_code=with_code)
+    except NotInstalled:
+        raise
     except MoeboxError as problem:  # the start reports what still matters then
         if isinstance(problem, ExternalError):
             notify(f"weights not checked: {problem.message}")
