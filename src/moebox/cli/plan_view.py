@@ -78,7 +78,7 @@ def answer(plan: Plan, model: Model, steps: NextSteps, *, width: int) -> Assessm
         more = len(warnings) - SHOWN_WARNINGS
         cells.append(AssessmentCell(name="", text=f"{more} more: --why" if more > 0 else "in full: --why"))
     if steps.here and (missing := missing_engine(plan)):
-        cells.append(AssessmentCell(name="install", text=missing.message, tone="warn", detail=missing.hint))
+        cells.append(AssessmentCell(name="install", text=missing.message, tone="warn", detail=missing.hint or ""))
     up, refusal = steps.up_command(plan), weights_refusal(plan)
     if refusal:
         cells.append(
