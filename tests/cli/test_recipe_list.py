@@ -7,7 +7,7 @@ import pytest
 
 from moebox.cli import main
 from moebox.cli.completion import complete
-from moebox.serve.recipes import shipped_recipes
+from moebox.flows.recipes import shipped_recipes
 from tests.report.making import a_run
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from moebox.cli import main
-from moebox.serve.recipes import shipped_recipes
+from moebox.flows.recipes import shipped_recipes
 
 
 @pytest.mark.parametrize("name", sorted(shipped_recipes()))

@@ -17,11 +17,11 @@ import pytest
 from moebox import codec
 from moebox.checkpoint import deploy
 from moebox.core.recipe import Listen, Parallel, Recipe, Runtime
+from moebox.flows.recipes import load_recipe
 from moebox.serve import state
 from moebox.serve.agent import processes_with_mark
 from moebox.serve.nodes import prepare_nodes
 from moebox.serve.preflight import find_free_port
-from moebox.serve.recipes import read_recipe
 from moebox.serve.session import EngineSession, launch_engine
 from moebox.serve.where import NodePrograms, NodeSelection, NodeSettings
 from moebox.store import Run
@@ -272,7 +272,7 @@ def ranks_gone(mark: str) -> None:
 @contextlib.contextmanager
 def session(recipe: Path, where: NodeSelection = SLURM) -> Iterator[EngineSession]:
     run = Run.create("span")
-    running = launch_engine(prepare_nodes(deploy(read_recipe(str(recipe))), run, where, lambda _: None), run)
+    running = launch_engine(prepare_nodes(deploy(load_recipe(str(recipe))), run, where, lambda _: None), run)
     try:
         yield running
     finally:

@@ -14,10 +14,10 @@ from moebox import detect, http
 from moebox.checkpoint import deploy
 from moebox.cli import main
 from moebox.errors import ExternalError, MoeboxError
+from moebox.flows.recipes import load_recipe
 from moebox.serve import node_checks, state
 from moebox.serve.faults import LaunchFailed
 from moebox.serve.nodes import prepare_nodes
-from moebox.serve.recipes import read_recipe
 from moebox.serve.session import EngineSession
 from moebox.serve.stop import stop_instance
 from moebox.serve.where import NodePrograms, NodeSelection, NodeSettings, SlurmJob
@@ -149,7 +149,7 @@ def test_detached_nodes_are_listed_and_stopped(
 def test_what_cannot_start_is_one_line_and_leaves_no_allocation(
     slurm: Cluster, spanning: Spanning, tmp_path: Path
 ) -> None:
-    deployment = deploy(read_recipe(str(spanning())))
+    deployment = deploy(load_recipe(str(spanning())))
     run = Run.create("span")
     with pytest.raises(ExternalError, match=r"Slurm: .*partition"):
         prepare_nodes(
@@ -169,7 +169,7 @@ def test_what_cannot_start_is_one_line_and_leaves_no_allocation(
 
 
 def test_hosts_that_do_not_answer_are_one_line(ssh: Cluster, spanning: Spanning, tmp_path: Path) -> None:
-    deployment = deploy(read_recipe(str(spanning())))
+    deployment = deploy(load_recipe(str(spanning())))
     run = Run.create("span")
     with pytest.raises(MoeboxError, match="the recipe spans 2 nodes and the hosts file lists 1"):
         prepare_nodes(deployment, run, hosts(tmp_path, "s1\n"), lambda _: None)

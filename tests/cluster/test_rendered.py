@@ -14,8 +14,8 @@ from moebox import codec, http
 from moebox.checkpoint import deploy
 from moebox.core.recipe import Parallel
 from moebox.flows.fleet_render import render_fleet
+from moebox.flows.recipes import load_recipe
 from moebox.render import render
-from moebox.serve.recipes import read_recipe
 from tests.cluster.conftest import Cluster, no_jobs, quiet_port, said, until
 
 pytestmark = pytest.mark.engine
@@ -54,7 +54,7 @@ def jobs_end() -> Iterator[None]:
 def test_a_rendered_job_serves_from_two_nodes_and_ends_as_one(
     slurm: Cluster, spanning: Callable[..., Path], tmp_path: Path, jobs_end: None
 ) -> None:
-    recipe = read_recipe(str(spanning()))
+    recipe = load_recipe(str(spanning()))
     path = tmp_path / "span.sbatch"
     path.write_text(render(deploy(recipe), "slurm"))
     job = submitted(path)
@@ -72,7 +72,7 @@ def test_a_rendered_job_serves_from_two_nodes_and_ends_as_one(
 @contextlib.contextmanager
 def rendered_fleet(spanning: Callable[..., Path], folder: Path) -> Iterator[tuple["subprocess.Popen[bytes]", int]]:
     """A fleet of two members as its rendered script starts it, and the router's port; ended when the block is."""
-    recipe = replace(read_recipe(str(spanning())), parallel=Parallel())
+    recipe = replace(load_recipe(str(spanning())), parallel=Parallel())
     (folder / "member.toml").write_text(codec.to_toml(recipe))
     port = quiet_port()
     path = folder / "fleet.toml"

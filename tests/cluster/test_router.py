@@ -13,8 +13,8 @@ from moebox.checkpoint import deploy
 from moebox.fleet.file import RouterKind
 from moebox.flows import fleet_bench, fleet_record, fleet_up, fleet_verify, recipes
 from moebox.flows.fleet_render import render_fleet
+from moebox.flows.recipes import load_recipe
 from moebox.render import render_files
-from moebox.serve.recipes import read_recipe
 from moebox.store import Run
 from moebox.verify.options import VerifyOptions
 
@@ -119,7 +119,7 @@ def test_kubernetes_own_schemas_take_every_object(tmp_path: Path, kind: str) -> 
     if kind == "fleet":
         texts = render_fleet(fleet(tmp_path, "sglang-router"), "k8s")
     else:
-        recipe = read_recipe("kimi-k26-vllm")
+        recipe = load_recipe("kimi-k26-vllm")
         if kind == "LeaderWorkerSet":
             from dataclasses import replace
 

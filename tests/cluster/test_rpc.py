@@ -15,10 +15,10 @@ from moebox.cli import main
 from moebox.core.box import Box, Cpu
 from moebox.core.deployment import Deployment
 from moebox.core.recipe import Listen, Parallel, Runtime
+from moebox.flows.recipes import load_recipe
 from moebox.serve import node_checks, state
 from moebox.serve.agent import processes_with_mark
 from moebox.serve.faults import LaunchFailed
-from moebox.serve.recipes import read_recipe
 from moebox.serve.session import EngineSession
 from tests.cluster.conftest import SLURM, Cluster, hosts, quiet_port, ranks_gone, session
 from tests.embedded import phantom_recipe
@@ -83,18 +83,18 @@ def test_a_real_engine_serves_from_two_nodes_and_leaves_nothing(
         log = running.log.read_text()
         name = "n2" if way == "slurm" else "s2"
         assert f"[1 {name}] Accepted client connection" in log  # one log for both
-        port = read_recipe(str(rpc)).listen.port + 1
+        port = load_recipe(str(rpc)).listen.port + 1
         assert f"RPC0[127.0.0.1:{port}] model buffer size" in log  # weights lie on the second node
         assert "CPU model buffer size" in log or "CPU_Mapped model buffer size" in log  # and on the first
 
 
 def test_whole_layers_lie_where_the_plan_put_them(rpc: Path, slurm: Cluster) -> None:
     """Two of the phantom's five layers and the output on the second node, by the server's own words."""
-    recipe = read_recipe(str(rpc))
+    recipe = load_recipe(str(rpc))
     assert recipe.hybrid
     hybrid = dataclasses.replace(recipe.hybrid, split=(3,), gpu_layers=3)
     rpc.write_text(codec.to_toml(dataclasses.replace(recipe, hybrid=hybrid)))
-    spanning = deploy(read_recipe(str(rpc)))
+    spanning = deploy(load_recipe(str(rpc)))
     box = Box(name="two", cpu=Cpu(cores=1), ram=64 << 30, ram_bandwidth=10**10, nodes=2)
     memory = engines.memory_budget(Deployment.from_parts(spanning.recipe, spanning.model, spanning.checkpoint, box))
     with session(rpc) as running:
@@ -130,8 +130,8 @@ def test_a_closed_port_and_a_missing_worker_are_one_line(
     assert "port" in capfd.readouterr().err
     path.write_text("s1 127.0.0.1\ns2 127.0.0.1\n")
     lonely = tmp_path / "llama-server"
-    lonely.symlink_to(Path(deploy(read_recipe(str(rpc))).recipe.runtime.entry))
-    rpc.write_text(rpc.read_text().replace(deploy(read_recipe(str(rpc))).recipe.runtime.entry, str(lonely)))
+    lonely.symlink_to(Path(deploy(load_recipe(str(rpc))).recipe.runtime.entry))
+    rpc.write_text(rpc.read_text().replace(deploy(load_recipe(str(rpc))).recipe.runtime.entry, str(lonely)))
     assert main(words) == 3
     assert "s2: the engine is not on PATH there" in capfd.readouterr().err
 

@@ -18,8 +18,8 @@ from moebox.checkpoint import deploy
 from moebox.core.recipe import Recipe
 from moebox.fleet.file import KeyLimits
 from moebox.fleet.models_file import ModelEntry, ModelsFile, llama_swap_config
+from moebox.flows.recipes import load_recipe
 from moebox.render import render_files
-from moebox.serve.recipes import read_recipe
 from tests.serve import schemas as hand_written
 
 pytestmark = pytest.mark.engine
@@ -58,7 +58,7 @@ def closed(schema: object) -> object:
 
 
 def spanning(kind: str) -> Recipe:
-    recipe = read_recipe("kimi-k26-sglang" if kind == "sglang" else "kimi-k26-vllm")
+    recipe = load_recipe("kimi-k26-sglang" if kind == "sglang" else "kimi-k26-vllm")
     return dataclasses.replace(recipe, parallel=dataclasses.replace(recipe.parallel, tp=8, pp=2, nodes=2))
 
 
@@ -108,5 +108,5 @@ def test_llama_swaps_own_schema_takes_its_configuration() -> None:
     schema = json.loads((FOLDER / "llama-swap.json").read_text())
     models = {name: ModelEntry(recipe="kimi-k26-vllm", ttl_s=600.0, preload=True) for name in ("a", "b")}
     file = ModelsFile(models=models, users={"anna": KeyLimits(key_env="K")})
-    deployments = {name: deploy(read_recipe("kimi-k26-vllm")) for name in models}
+    deployments = {name: deploy(load_recipe("kimi-k26-vllm")) for name in models}
     assert not problem(schema, yaml.safe_load(llama_swap_config(file, deployments, [("a",), ("b",)])))

@@ -12,13 +12,13 @@ from moebox.core.box import Box
 from moebox.core.catalogue import find_gpu, find_model
 from moebox.core.change import with_settings
 from moebox.core.recipe import EngineName, Recipe, Speculate
-from moebox.serve.recipes import read_recipe
+from moebox.flows.recipes import load_recipe
 from tests.chain.parse_back import parse_command
 
 KIMI = find_model("kimi-k2.6")
-VLLM = read_recipe("kimi-k26-vllm")
-SGLANG = read_recipe("kimi-k26-sglang")
-COMMUNITY = read_recipe("kimi-k26-community")
+VLLM = load_recipe("kimi-k26-vllm")
+SGLANG = load_recipe("kimi-k26-sglang")
+COMMUNITY = load_recipe("kimi-k26-community")
 HYBRID = with_settings(
     VLLM,
     {

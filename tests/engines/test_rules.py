@@ -12,10 +12,10 @@ from moebox.core.change import with_settings
 from moebox.core.recipe import EngineName, Recipe
 from moebox.core.registry import engine_names
 from moebox.errors import BadInput
-from moebox.serve.recipes import read_recipe, shipped_recipes
+from moebox.flows.recipes import load_recipe, shipped_recipes
 from tests.chain.parse_back import parse_command
 
-VLLM = read_recipe("kimi-k26-vllm")
+VLLM = load_recipe("kimi-k26-vllm")
 HYBRID = with_settings(
     VLLM,
     {
@@ -33,7 +33,7 @@ HYBRID = with_settings(
 @pytest.mark.parametrize("name", shipped_recipes())
 def test_shipped_recipes_are_sound(name: str):
     """What comes with moebox passes its own rules."""
-    engines.check_recipe(deploy(read_recipe(name)))
+    engines.check_recipe(deploy(load_recipe(name)))
     engines.check_recipe(deploy(HYBRID))
 
 

@@ -10,9 +10,9 @@ from moebox.core.event import ClimbTried
 from moebox.core.recipe import Climb, Recipe
 from moebox.errors import AnswerIsNo
 from moebox.flows.climb import climb
+from moebox.flows.recipes import load_recipe
 from moebox.flows.walk import memory_problem
 from moebox.serve import oom
-from moebox.serve.recipes import read_recipe
 from moebox.store import Run
 
 from .pipelines import events, gone
@@ -64,7 +64,7 @@ def test_a_step_that_took_the_machine_down_is_not_tried_again(recipe: Recipe):
 def test_a_step_that_does_not_fit_is_not_started(recipe: Recipe):
     """The planner is asked first: Kimi on one small GPU is refused in bytes, and no engine is started."""
     box = detect.load_box("1x-rtx-5090", ram="64GiB")
-    kimi = read_recipe("kimi-k26-vllm")
+    kimi = load_recipe("kimi-k26-vllm")
     assert "out of memory by the plan" in memory_problem(deploy(kimi).on_box(box))
     assert memory_problem(deploy(recipe).on_box(box)) == ""
     run = Run.create("climb")

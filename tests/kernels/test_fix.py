@@ -11,12 +11,12 @@ from moebox.core import catalogue, symptom
 from moebox.core.box import Box
 from moebox.core.recipe import Recipe, Runtime
 from moebox.errors import AnswerIsNo
+from moebox.flows.recipes import load_recipe
 from moebox.kernels.patch import BACKUP_SUFFIX
 from moebox.planner.choose import choose_plan
 from moebox.planner.constraints import Constraints
 from moebox.planner.warnings import known_issues
 from moebox.serve import preflight
-from moebox.serve.recipes import read_recipe
 
 MEND = "moebox doctor kernels --engine vllm --kv fp8 --fix --apply"
 
@@ -28,7 +28,7 @@ def box() -> Box:
 
 def fp8(**changes: object) -> Recipe:
     """The shipped vLLM recipe, with an fp8 cache asked for by hand."""
-    return dataclasses.replace(read_recipe("kimi-k26-vllm"), kv="fp8", engine_version="", **changes)  # type: ignore[arg-type]
+    return dataclasses.replace(load_recipe("kimi-k26-vllm"), kv="fp8", engine_version="", **changes)  # type: ignore[arg-type]
 
 
 def test_the_plan_keeps_clear_of_it(box: Box) -> None:

@@ -9,7 +9,7 @@ from moebox.checkpoint import deploy
 from moebox.cli import main
 from moebox.core.change import with_settings
 from moebox.core.recipe import Parallel, Recipe
-from moebox.serve.recipes import read_recipe, shipped_recipes
+from moebox.flows.recipes import load_recipe, shipped_recipes
 from moebox.sizing.layout import layout_problem
 
 QWEN = Recipe(name="qwen", engine="vllm", model="qwen3-235b", checkpoint="Qwen/Qwen3-235B-A22B-FP8", served_name="qwen")
@@ -84,4 +84,4 @@ def test_possible_layouts_have_no_problem(parallel: Parallel) -> None:
 def test_shipped_recipes_have_possible_layouts() -> None:
     """The rule refuses none of them."""
     for name in shipped_recipes():
-        assert layout_problem(deploy(read_recipe(name))) is None
+        assert layout_problem(deploy(load_recipe(name))) is None

@@ -10,11 +10,11 @@ from moebox.core.event import KernelsChecked
 from moebox.core.kernel import KernelLaunch, KernelScan, NotCovered
 from moebox.core.recipe import Recipe
 from moebox.flows.kernels import lookup_findings, save_findings, summarize_scan
+from moebox.flows.recipes import load_recipe
 from moebox.report.files import make_page
 from moebox.report.markdown import render_markdown
 from moebox.report.page import render_html
 from moebox.runs.reader import read_run
-from moebox.serve.recipes import read_recipe
 from moebox.store import Run
 from tests.report.making import a_run
 
@@ -47,7 +47,7 @@ SCAN = KernelScan(
 
 
 def recipe(**changes: object) -> Recipe:
-    return dataclasses.replace(read_recipe("kimi-k26-vllm"), engine_version="0.32.0", **changes)  # type: ignore[arg-type]
+    return dataclasses.replace(load_recipe("kimi-k26-vllm"), engine_version="0.32.0", **changes)  # type: ignore[arg-type]
 
 
 def test_a_scan_reaches_the_report(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 from moebox.core.change import with_settings
 from moebox.core.recipe import Recipe
+from moebox.flows.recipes import load_recipe, shipped_recipes
 from moebox.render import LAUNCH_FORMATS
-from moebox.serve.recipes import read_recipe, shipped_recipes
 from tests.chain.parse_back import parse_command
 
 # As Slurm's own answers: the names of a list of nodes, and a node on one line.
@@ -40,7 +40,7 @@ HYBRID = Recipe(
 @functools.cache
 def recipes() -> dict[str, Recipe]:
     """One recipe of every shape that is rendered differently."""
-    found = {name: read_recipe(name) for name in shipped_recipes()}
+    found = {name: load_recipe(name) for name in shipped_recipes()}
     found["hybrid"] = HYBRID
     found["mainline"] = with_settings(
         HYBRID, {"engine": "llama.cpp", "hybrid.mla": None, "hybrid.attention_buffer": None, "kv": "f16"}

@@ -12,8 +12,8 @@ from moebox.cli import main
 from moebox.core import metrics
 from moebox.core.deployment import Deployment
 from moebox.core.recipe import Recipe
+from moebox.flows.recipes import load_recipe
 from moebox.render import render_files
-from moebox.serve.recipes import read_recipe
 from tests.serve.schemas import KUBERNETES
 
 TEXT = {"type": "string", "minLength": 1}
@@ -93,7 +93,7 @@ def test_alerts_are_rules_as_prometheus_reads_them(engine: str) -> None:
 
 
 def test_a_kustomize_base_holds_every_object_in_a_file_of_its_own() -> None:
-    files = render_files(deploy(read_recipe("kimi-k26-vllm")), "kustomize")
+    files = render_files(deploy(load_recipe("kimi-k26-vllm")), "kustomize")
     listed = yaml.safe_load(files["kustomization.yaml"])["resources"]
 
     assert sorted(listed) == sorted(set(files) - {"kustomization.yaml"})
@@ -116,7 +116,7 @@ def test_a_kustomize_base_holds_every_object_in_a_file_of_its_own() -> None:
 def test_pods_drain_before_they_stop_and_weights_may_lie_on_the_node() -> None:
     from dataclasses import replace
 
-    recipe = read_recipe("kimi-k26-vllm")
+    recipe = load_recipe("kimi-k26-vllm")
     recipe = replace(recipe, runtime=replace(recipe.runtime, models_dir="/srv/models"))
     engine = next(iter(yaml.safe_load_all(render_files(deploy(recipe), "kustomize")["engine.yaml"])))
     pod = engine["spec"]["template"]["spec"]

@@ -10,15 +10,15 @@ from moebox.checkpoint import deploy
 from moebox.core import registry
 from moebox.core.recipe import Recipe
 from moebox.errors import BadInput, ExternalError
+from moebox.flows.recipes import load_recipe
 from moebox.serve import preflight
-from moebox.serve.recipes import read_recipe
 
 SGLANG = registry.engine_traits("sglang")
 
 
 def on(port: int) -> Recipe:
     """SGLang's shipped recipe on this port."""
-    recipe = read_recipe("kimi-k26-sglang")
+    recipe = load_recipe("kimi-k26-sglang")
     return dataclasses.replace(recipe, listen=dataclasses.replace(recipe.listen, port=port))
 
 

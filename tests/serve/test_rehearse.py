@@ -15,9 +15,9 @@ from moebox.core.box import Box
 from moebox.core.engine_event import AttemptStarted
 from moebox.core.recipe import Parallel, Recipe, Speculate
 from moebox.errors import AnswerIsNo, BadInput
+from moebox.flows.recipes import load_recipe
 from moebox.flows.rehearse import fewest_layers, reduce_recipe, rehearse
 from moebox.planner.speed import Speed
-from moebox.serve.recipes import read_recipe
 from moebox.store import Run
 
 Acting = Callable[..., Recipe]
@@ -89,7 +89,7 @@ def test_a_run_times_the_embedded_engine_and_forecasts_from_that(
 @pytest.mark.parametrize("name", ["kimi-k26-vllm", "kimi-k26-sglang"])
 def test_dummy_weights_are_asked_for_in_the_engines_own_flags(name: str, tmp_path: Path) -> None:
     """Few layers and dummy weights by flags that the engine's catalogue knows; parallelism and the rest stay."""
-    recipe = read_recipe(name)
+    recipe = load_recipe(name)
     small, kept, _ = reduce_recipe(deploy(recipe), tmp_path / "unused.gguf", 0)
     argv = engines.build_launch(deploy(small)).argv
     assert argv[argv.index("--load-format") + 1] == "dummy"
@@ -101,14 +101,14 @@ def test_dummy_weights_are_asked_for_in_the_engines_own_flags(name: str, tmp_pat
 def test_the_layers_kept_are_one_of_each_kind_and_one_per_stage() -> None:
     """Kimi has one dense layer before its experts; four pipeline stages need four layers."""
     kimi = catalogue.find_model("kimi-k2.6")
-    recipe = read_recipe("kimi-k26-vllm")
+    recipe = load_recipe("kimi-k26-vllm")
     assert fewest_layers(kimi, recipe) == 2
     assert fewest_layers(kimi, dataclasses.replace(recipe, parallel=Parallel(tp=2, pp=4))) == 4
 
 
 def test_what_is_left_out_is_said(tmp_path: Path) -> None:
     """A draft model cannot follow when its layers are gone."""
-    recipe = dataclasses.replace(read_recipe("kimi-k26-vllm"), speculate=Speculate(draft="some/draft"))
+    recipe = dataclasses.replace(load_recipe("kimi-k26-vllm"), speculate=Speculate(draft="some/draft"))
     small, _, notes = reduce_recipe(deploy(recipe), tmp_path / "unused.gguf", 0)
     assert small.speculate is None
     assert any("speculative decoding" in note for note in notes)

@@ -20,8 +20,8 @@ from moebox.core.change import with_settings
 from moebox.engines import build_launch, flags
 from moebox.engines.engine import load_engine
 from moebox.errors import BadInput
+from moebox.flows.recipes import load_recipe
 from moebox.render import EXECUTABLE_FORMATS, render
-from moebox.serve.recipes import read_recipe
 from tests import shellcheck
 from tests.chain.parse_back import split_argv
 from tests.sampling import one_in
@@ -39,7 +39,7 @@ SCRIPTS = {
 @pytest.mark.parametrize(("recipe", "script"), SCRIPTS.items())
 def test_the_scripts_in_the_repository_are_current(recipe: str, script: str):
     """`moebox render RECIPE --as script -o scripts/…` has been run after the last change."""
-    asked = read_recipe(recipe)
+    asked = load_recipe(recipe)
 
     assert (ROOT / "scripts" / script).read_text() == render(deploy(asked), "script")
     assert os.access(ROOT / "scripts" / script, os.X_OK)
@@ -96,7 +96,7 @@ def test_every_flag_carries_its_reason(name: str, form: str):
 
 def test_a_reason_speaks_of_the_value_and_of_who_set_it():
     """On and off differ, whole numbers are named, a flag of the recipe's own says where it is from."""
-    base = read_recipe("kimi-k26-vllm")
+    base = load_recipe("kimi-k26-vllm")
     on = explained(render(deploy(with_settings(base, {"prefix_caching": True})), "script"))
     off = explained(render(deploy(with_settings(base, {"prefix_caching": False})), "script"))
     own = explained(render(deploy(with_settings(base, {"flags.seed": 3, "flags.api-server-count": 2})), "script"))
@@ -159,7 +159,7 @@ def test_a_leader_worker_set_gives_each_pod_its_rank():
 
 def test_a_unit_has_one_start_line_with_the_engines_flags():
     """systemd's continuation lines join to the launch; percent and dollar signs are doubled."""
-    recipe = with_settings(read_recipe("kimi-k26-vllm"), {"flags.chat-template": "/100%/$x.jinja"})
+    recipe = with_settings(load_recipe("kimi-k26-vllm"), {"flags.chat-template": "/100%/$x.jinja"})
     text = render(deploy(recipe), "systemd").replace("\\\n", " ")
     start = next(line for line in text.splitlines() if line.startswith("ExecStart="))
     words = shlex.split(start.removeprefix("ExecStart="))
@@ -182,7 +182,7 @@ def test_a_unit_has_one_start_line_with_the_engines_flags():
 def test_a_form_that_cannot_be_is_refused(name: str, form: Any, changes: dict[str, Any], message: str):
     """Rather than write a file that cannot work."""
     with pytest.raises(BadInput, match=message):
-        render(deploy(with_settings(read_recipe(name), changes)), form)
+        render(deploy(with_settings(load_recipe(name), changes)), form)
 
 
 def test_no_form_names_moebox_at_run_time():
@@ -209,7 +209,7 @@ def test_the_command_writes_the_file(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_downloads_of_llama_cpp_survive_the_container():
     """It keeps them in a folder of its own, not in the Hub's cache: 494 GB were fetched again at every start."""
-    recipe = read_recipe("kimi-k26-ik")
+    recipe = load_recipe("kimi-k26-ik")
     inside = with_settings(recipe, {"runtime.kind": "docker", "runtime.image": "ik:1"})
     launched = build_launch(deploy(inside))
     (target,) = launched.mounts.values()

@@ -13,8 +13,8 @@ from moebox.checkpoint import deploy
 from moebox.core.change import with_settings
 from moebox.engines import flags
 from moebox.errors import BadInput
+from moebox.flows.recipes import load_recipe
 from moebox.render import render
-from moebox.serve.recipes import read_recipe
 from tests.chain.parse_back import split_argv
 from tests.serve.rendered import ROOT, SCONTROL, recipes, run, stand_in
 
@@ -23,7 +23,7 @@ FIRST = "MODEL_PATH=moonshotai/Kimi-K2.6 SERVED_MODEL_NAME=Kimi-K2.6"
 
 def test_a_script_runs_the_engine_as_the_recipe_says(tmp_path: Path):
     """Without variables, the script's argv is the launch's argv."""
-    recipe = read_recipe("kimi-k26-vllm")
+    recipe = load_recipe("kimi-k26-vllm")
     seen = run(render(deploy(recipe), "script"), tmp_path, stand_in(tmp_path / "bin", "vllm"))
 
     assert seen["argv"][1:] == list(engines.build_launch(deploy(recipe)).argv[1:])
@@ -33,7 +33,7 @@ def test_a_script_runs_the_engine_as_the_recipe_says(tmp_path: Path):
 @pytest.mark.parametrize(("name", "program"), [("kimi-k26-vllm", "vllm"), ("kimi-k26-sglang", "sglang")])
 def test_a_script_honours_its_variables(name: str, program: str, tmp_path: Path):
     """MODEL_PATH, SERVED_MODEL_NAME, MAX_MODEL_LEN, GPU_MEMORY_UTILIZATION, PORT, ENABLE_EAGLE3 and EAGLE3_MODEL."""
-    recipe = read_recipe(name)
+    recipe = load_recipe(name)
     given = {
         "MODEL_PATH": "/data/my model",
         "SERVED_MODEL_NAME": 'a "name"',
@@ -67,7 +67,7 @@ def test_no_text_of_a_recipe_escapes_its_quotes(name: str):
     """Whatever the name, path or flag holds, bash hands it to the engine as it is and runs nothing of it."""
     name = name.lstrip("-") or "x"
     recipe = with_settings(
-        read_recipe("kimi-k26-vllm"),
+        load_recipe("kimi-k26-vllm"),
         {"served_name": name, "checkpoint": f"/w/{name}", "env": {"X": name}, "flags": {"chat-template": name}},
     )
     text = render(deploy(recipe), "script").replace("exec vllm serve", "printf '%s\\0' \"$X\"")
@@ -82,12 +82,12 @@ def test_no_text_of_a_recipe_escapes_its_quotes(name: str):
 def test_a_line_break_in_a_recipe_is_refused():
     """It could end a comment or a unit's line."""
     with pytest.raises(BadInput, match=r"served_name: contains a control character"):
-        render(deploy(with_settings(read_recipe("kimi-k26-vllm"), {"served_name": "a\nb"})), "script")
+        render(deploy(with_settings(load_recipe("kimi-k26-vllm"), {"served_name": "a\nb"})), "script")
 
 
 def test_the_community_script_starts_its_container(tmp_path: Path):
     """docker gets the image, the host's network, every variable of the preset, and weights from a local folder."""
-    recipe = read_recipe("kimi-k26-community")
+    recipe = load_recipe("kimi-k26-community")
     weights = tmp_path / "weights"
     weights.mkdir()
     env = stand_in(tmp_path / "bin", "docker") | {"MODEL_PATH": str(weights), "NCCL_PROTO": "LL", "LD_PRELOAD": ""}

@@ -20,8 +20,8 @@ from moebox.core.event import LoadBegan, VerifyBegan, VerifyEnded
 from moebox.core.pipeline import STEPS, Pipeline, PipelineStep, RunRequest
 from moebox.core.recipe import Recipe
 from moebox.flows import pipeline as pipelines
+from moebox.flows.recipes import load_recipe
 from moebox.runs.listing import list_summaries
-from moebox.serve.recipes import read_recipe
 from moebox.store import Run
 from moebox.web import live, planning
 from tests.report.making import a_run
@@ -198,7 +198,7 @@ def test_a_recipe_is_checked_saved_and_found_by_name(serve: Serve, tmp_path: Pat
     for name in ("../evil", "kimi-k26-vllm", ""):
         assert post(url, "recipes", {"name": name, "text": RECIPE})[0] == 400
     assert post(url, "recipes", {"name": "mine", "text": RECIPE})[0] == 201
-    assert read_recipe("mine").served_name == "k"
+    assert load_recipe("mine").served_name == "k"
     (tmp_path / "data" / "moebox" / "recipes" / "torn.toml").write_text("engine = ")
     listed = get(url + "recipes")[1]
     assert "mine" in listed

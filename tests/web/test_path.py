@@ -13,7 +13,7 @@ from moebox.core.event import CheckDone, LoadDone
 from moebox.core.pipeline import RunRequest
 from moebox.errors import BadInput
 from moebox.flows import pipeline as pipelines
-from moebox.serve.recipes import shipped_recipes
+from moebox.flows.recipes import shipped_recipes
 from moebox.store import Run
 from moebox.web import chat
 from tests.report.making import a_run, level

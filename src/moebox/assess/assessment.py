@@ -43,10 +43,8 @@ class Assessment:
 
     @property
     def tone(self) -> Tone:
-        """The worst tone of the cells."""
         tones = {cell.tone for cell in self.cells}
         return next((tone for tone in _WORST_FIRST if tone in tones), "")
 
     def cell(self, name: str) -> AssessmentCell | None:
-        """The cell of this name, or None."""
         return next((cell for cell in self.cells if cell.name == name), None)

@@ -46,7 +46,6 @@ class DeviceParts:
 
     @property
     def weight_bytes(self) -> float:
-        """Bytes of all weights."""
         return sum(self.parts.get(name, 0.0) for name in WEIGHT_PARTS)
 
     @property

@@ -11,8 +11,6 @@ from moebox.units import plural
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedFigure:
-    """One figure, planned and measured."""
-
     run: int
     what: str
     planned: float

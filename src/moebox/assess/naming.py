@@ -59,7 +59,6 @@ def box_title(record: RunRecord) -> str:
 
 
 def engine_title(record: RunRecord) -> str:
-    """The engine with its version."""
     recipe = record.recipe
     return f"{engine_display_name(recipe.engine)} {recipe.engine_version}".strip() if recipe else ""
 

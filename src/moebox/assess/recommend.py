@@ -110,7 +110,6 @@ def recommend_checks(record: RunRecord) -> Iterator[Recommendation]:
 
 
 def recommend_requests(record: RunRecord) -> Iterator[Recommendation]:
-    """Requests that failed."""
     loads = [load for load in record.loads if load.failed]
     if loads:
         failed = sum(load.failed or 0.0 for load in loads)

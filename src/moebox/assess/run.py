@@ -55,7 +55,6 @@ def headline(record: RunRecord, assessment: Assessment) -> str:
 
 
 def failed_requests(record: RunRecord) -> int:
-    """Number of failed requests in all loads."""
     return sum(int(load.failed or 0) for load in record.loads)
 
 

@@ -187,7 +187,6 @@ def _run_command(words: list[str]) -> int:
 
 
 def subcommands(group: str) -> list[str]:
-    """Return the commands of a group."""
     return [name.partition(" ")[2] for name in COMMANDS if name.startswith(f"{group} ")]
 
 

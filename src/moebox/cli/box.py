@@ -68,7 +68,6 @@ def box(
 
 
 def box_panel(box: Box) -> "RenderableType":
-    """Return the whole box for the terminal."""
     from rich.console import Group
     from rich.panel import Panel
     from rich.text import Text
@@ -119,7 +118,6 @@ def gpu_table(box: Box) -> "RenderableType":
 
 
 def gpu_name(gpu: Gpu) -> str:
-    """Return the GPU's common name."""
     return gpu.title.removeprefix("NVIDIA ").removesuffix(" Edition").replace(" Blackwell", "")
 
 

@@ -100,7 +100,6 @@ def print_news(kind: str, news: Any) -> None:
 
 
 def print_steps(trials: "Sequence[ClimbTrial]", passed_over: "Mapping[str, str]") -> None:
-    """Print a table of every step."""
     from rich.markup import escape
     from rich.table import Table
 

@@ -41,7 +41,6 @@ def completion(shell: Shell = "bash") -> int:
 
 
 def complete(words: list[str]) -> list[str]:
-    """Return the candidates for the last word."""
     *before, begun = words or [""]
     try:
         return [name for name in sorted(set(_all_candidates(before, begun))) if name.startswith(begun)]
@@ -105,9 +104,9 @@ def _engine_names() -> Iterable[str]:
 
 
 def _recipe_names() -> Iterable[str]:
-    from moebox.flows import recipe_list
+    from moebox.flows import recipes
 
-    return [row.name for row in recipe_list.list_recipes()]
+    return [row.name for row in recipes.list_recipes()]
 
 
 def _run_names() -> Iterable[str]:

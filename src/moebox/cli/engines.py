@@ -86,7 +86,7 @@ def remove(name: str, *, json: AsJson = False) -> int:
 
 
 def _saved_recipes() -> dict[str, Recipe]:
-    from moebox.serve.recipes import saved_recipes
+    from moebox.flows.recipes import saved_recipes
 
     found = {}
     for name, path in saved_recipes().items():

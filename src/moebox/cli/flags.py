@@ -27,12 +27,10 @@ def parse_value(flag: str, text: str, parse: Callable[[str], T], *, hint: str | 
 
 
 def parse_duration(flag: str, text: str) -> float:
-    """Parse a duration, in seconds."""
     return parse_value(flag, text, parse_seconds)
 
 
 def parse_token_count(flag: str, text: str | None) -> int | None:
-    """Parse a token count; None stays None."""
     return None if text is None else parse_value(flag, text, parse_tokens)
 
 
@@ -68,7 +66,6 @@ def parse_numbers(
 
 
 def flag_name(name: str) -> str:
-    """Return the flag of a parameter."""
     return f"--{name.strip('_').replace('_', '-')}"
 
 

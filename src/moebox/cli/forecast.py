@@ -200,7 +200,6 @@ def _refuse_unused(mode: Mode, work: WorkloadFile, plan: PlanArgs, *, is_recipe:
 def _forecast_rows(
     mode: Mode, target: ForecastTarget, work: WorkloadFile, lengths: Sequence[int], streams: Sequence[int]
 ) -> list[ForecastRow]:
-    """Return the rows of one kind of forecast."""
     speed, memory, limit = target.speed, target.memory, target.recipe.context
     if mode == "decode":
         many = tuple(streams or sorted({*STREAMS, target.recipe.max_seqs or 1}))

@@ -57,7 +57,6 @@ class PlanArgs(CommonConstraints):
     ub: int | None = None
 
     def constraints(self, *, goal: Goal = "throughput", bold: bool = False) -> Constraints:
-        """Return the planner's constraints."""
         short = self.context is not None and re.fullmatch("[1-9][0-9]?|1[0-9][0-9]", self.context)
         refuse_if(
             short, f"--context {self.context}: so few tokens hold no request", hint=f"did you mean {self.context}k?"
@@ -98,22 +97,18 @@ class ForecastTarget:
 
     @property
     def box(self) -> Box:
-        """The box of the deployment."""
         return self.deployment.required_box
 
     @property
     def model(self) -> Model:
-        """The model of the deployment."""
         return self.deployment.model
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe of the deployment."""
         return self.deployment.recipe
 
     @property
     def speed(self) -> Speed:
-        """The speed model of the deployment."""
         speed = Speed.for_deployment(self.deployment)
         return speed if self.accept is None else speed.with_acceptance(self.accept)
 
@@ -165,7 +160,6 @@ def find_target(
 
 
 def _change_deployment(deployment: Deployment, settings: Sequence[str]) -> Deployment:
-    """Return a planned deployment with settings of its recipe changed."""
     changed = deployment.with_recipe(recipes.change_recipe(deployment.recipe, settings))
     check_recipe(changed)
     return changed

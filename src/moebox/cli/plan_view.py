@@ -164,7 +164,6 @@ def whole_page(plan: Plan, model: Model, steps: NextSteps) -> "RenderableType":
 
 
 def warnings_part(plan: Plan) -> "Table":
-    """Return the warnings with remedies and sources."""
     from rich.text import Text
 
     rows = []

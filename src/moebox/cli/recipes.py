@@ -13,7 +13,7 @@ def recipes(*, json: AsJson = False) -> int:
 
     Each with its model, engine and box, and how the last run of that name ended. JSON has all of them, with paths.
     """
-    from moebox.flows.recipe_list import list_recipes
+    from moebox.flows.recipes import list_recipes
 
     rows = list_recipes()
 

@@ -68,7 +68,7 @@ def up(
     """
     from moebox.checkpoint import deploy
     from moebox.core.engine_event import PlanReality, RemedyApplied
-    from moebox.flows import fit, recipes
+    from moebox.flows import boxes, recipes
     from moebox.serve import reality
     from moebox.serve.faults import LaunchFailed
     from moebox.serve.order import require_engine
@@ -84,7 +84,7 @@ def up(
     where.check_recipe(deployment.recipe)
     if dry_run:
         if not force:
-            fit.refuse_misfit(deployment)
+            boxes.refuse_misfit(deployment)
         return print_command(deployment, where, json=json)
     flags.refuse_without("--dry-run", force=force)
     restore_interrupted()
@@ -182,9 +182,9 @@ def print_warnings(deployment: "Deployment") -> None:
     """Print who may use the engine and which known problems the start may meet."""
     from moebox.engines.assemble import LOOPBACK
     from moebox.engines.refusals import PATCHABLE_SYMPTOMS
-    from moebox.flows import fit
+    from moebox.flows import boxes
 
-    if misfit := fit.find_recipe_misfit(deployment):
+    if misfit := boxes.find_recipe_misfit(deployment):
         stderr_console().print(f"warning: {misfit.text} ({misfit.remedy})", markup=False)
     listen = deployment.recipe.listen
     if not listen.key_env:
@@ -227,7 +227,6 @@ def start_engine(deployment: "Deployment", run: "Run", patience_s: float, where:
 
 
 def ready_document(session: "EngineSession", rows: "list[PlanRealityRow]") -> dict[str, object]:
-    """Return the JSON document of an engine that answers."""
     keys = ("what", "device", "planned", "real", "unit")
     return {
         "id": session.instance.id,

@@ -131,7 +131,6 @@ class WatchScreen(LiveDisplay):
 
 
 def look_line(look: "MetricsLook") -> str:
-    """Return one look as a line."""
     from moebox.flows.watch import SHOWN
 
     if not look.answered:

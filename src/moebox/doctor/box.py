@@ -55,8 +55,6 @@ class PageSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostCheck:
-    """The result of one check."""
-
     name: str
     verdict: HostVerdict
     found: str
@@ -232,7 +230,6 @@ def _check_private(folder: Path) -> Iterator[HostCheck]:
 
 
 def read_limits() -> UserLimits:
-    """Read the limits of this process."""
     import resource
 
     def soft_limit(kind: int) -> int | None:

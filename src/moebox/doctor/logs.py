@@ -269,7 +269,6 @@ def _feed_stream(search: LogSearch, stream: BinaryIO) -> None:
 
 
 def search_pieces(pieces: Iterable[bytes], *, engine: str = "") -> LogSearch:
-    """Search the pieces of a log, in order."""
     search = LogSearch(engine=engine)
     for piece in pieces:
         search.feed(piece)
@@ -278,7 +277,6 @@ def search_pieces(pieces: Iterable[bytes], *, engine: str = "") -> LogSearch:
 
 
 def known_causes(errors: Iterable[str]) -> list[str]:
-    """Return the known causes of such errors, each once."""
     search = search_pieces(f"{printable_line(error)}\n".encode() for error in errors)
     return [f"{finding.cause} Remedy: {finding.remedy}" for finding in search.findings.values()]
 

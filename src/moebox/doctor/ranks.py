@@ -47,7 +47,6 @@ class RankRun:
         return ", ".join(f"rank {rank} {step}" for rank, step in enumerate(last))
 
     def all_steps(self, name: str) -> list[dict[str, Any]]:
-        """The steps of this name of all ranks."""
         return [step for steps in self.steps for step in steps if step.get("step") == name]
 
 

@@ -77,7 +77,6 @@ class Cost:
 
 
 def fleet_cost(outcome: "FleetOutcome", prices: Prices, *, box: str, gpu_watts: float) -> Cost:
-    """The cost of a simulated fleet of boxes called `box`."""
     known = prices.box.get(box)
     tally, hours = outcome.tally, outcome.seconds / 3600
     measured = known.watts if known else 0.0

@@ -48,8 +48,6 @@ class KeyLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterSettings:
-    """The router in front of the members."""
-
     kind: RouterKind = "sglang-router"
     policy: Policy = "prefix"
     host: str = "127.0.0.1"
@@ -78,8 +76,6 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """The whole file."""
-
     format: int = FORMAT
     name: str = "fleet"
     router: RouterSettings = RouterSettings()

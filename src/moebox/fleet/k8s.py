@@ -85,7 +85,6 @@ def network_policies(fleet: str, members: dict[str, int]) -> list[Document]:
 
 
 def kustomization_manifest(resources: list[str], *, labels: dict[str, str]) -> Document:
-    """A base for overlays."""
     return {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",

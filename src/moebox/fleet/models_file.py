@@ -44,8 +44,6 @@ START_S = 40.0  # of an engine besides reading its weights: imports, graphs, the
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelEntry:
-    """One model of the file."""
-
     recipe: str  # file relative to this one, or name of a shipped recipe
     preload: bool = False  # started at once
     alone: bool = False  # it never serves beside another, even if both fit
@@ -55,8 +53,6 @@ class ModelEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelsFile:
-    """The whole file."""
-
     format: int = 1
     name: str = "models"
     host: str = "127.0.0.1"
@@ -69,7 +65,6 @@ class ModelsFile:
 
 
 def read_models(path: Path) -> ModelsFile:
-    """Read and validate a models file."""
     found = codec.read_toml(ModelsFile, path)
     refuse_if(found.format != 1, f"{path}: format {found.format} is not 1, the one that this moebox reads")
     refuse_if(not found.models, f"{path}: names no model", hint='[models.NAME] with recipe = "…"')

@@ -23,8 +23,6 @@ STARTUP_S = 7200  # a first start loads hundreds of gigabytes and compiles
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterTraits:
-    """Facts about one router."""
-
     package: str
     module: str
     tested: str
@@ -40,8 +38,6 @@ class RouterTraits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterMember:
-    """A member in a router's configuration."""
-
     name: str
     root: str  # http://host:port, without /v1
     key_env: str = ""
@@ -70,7 +66,6 @@ def router_traits() -> dict[RouterKind, RouterTraits]:
 def router_start(
     router: RouterSettings, model: str, members: tuple[RouterMember, ...], *, host: str = ""
 ) -> RouterStart:
-    """How to start this router in front of these members."""
     refuse_if(not members, "a fleet without members has nothing to route to", hint="[[member]] in the fleet file")
     hint = 'kind = "litellm", or `moebox switch` for one machine'
     refuse_if(router.users and router.kind != "litellm", f"{router.kind} has no keys of users", hint=hint)
@@ -80,7 +75,6 @@ def router_start(
 
 
 def metrics_port(router: RouterSettings) -> int:
-    """The port of the router's own metrics."""
     return router.metrics_port or (router.port + 1 if router.port < 65535 else router.port - 1)
 
 
@@ -177,7 +171,6 @@ def litellm_keys(router: RouterSettings, model: str, host: str) -> str:
 
 
 def _key_envs(router: RouterSettings, targets: tuple[RouterMember, ...]) -> tuple[str, ...]:
-    """The variables with the keys of the router and its members."""
     return tuple(sorted({router.key_env, *(target.key_env for target in targets)} - {""}))
 
 

@@ -33,8 +33,6 @@ class BoxModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetQuestion:
-    """The parameters of a simulation."""
-
     work: UserWorkload
     users: int
     seconds: float = 1200.0
@@ -84,8 +82,6 @@ class BoxOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetOutcome:
-    """The result of a simulation."""
-
     question: FleetQuestion
     tally: FleetTally
     boxes: tuple[BoxOutcome, ...]
@@ -316,7 +312,6 @@ class _FleetRun:
 
 
 def simulate_fleet(boxes: Sequence[BoxModel], question: FleetQuestion) -> FleetOutcome:
-    """Simulate these boxes in virtual time."""
     question.validate()
     count = len(boxes)
     wrong = not 1 <= count <= MOST_BOXES

@@ -53,7 +53,6 @@ class UserWorkload:
 
 @functools.cache
 def shipped_workloads() -> dict[str, UserWorkload]:
-    """The workloads that ship with moebox."""
     rows = catalogue.load_table("users")
     return {name: codec.decode(UserWorkload, row, where=f"users.toml: {name}") for name, row in rows.items()}
 

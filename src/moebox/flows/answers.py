@@ -32,8 +32,6 @@ CLEAR_SHARE = 0.2  # of a kind's questions: losing as many is a loss, however fe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerAnswer:
-    """One answer of a server."""
-
     family: str
     question: str
     text: str  # content, and tool calls as text
@@ -85,8 +83,6 @@ class AnswerChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerComparison:
-    """The answers of two servers, compared."""
-
     asked: int
     same: int
     right_a: Score
@@ -172,7 +168,6 @@ async def _ask_question(session: CheckSession, task: Question) -> ServerAnswer:
 
 
 def compare_answers(a: Sequence[ServerAnswer], b: Sequence[ServerAnswer]) -> AnswerComparison:
-    """Compare answers to the same questions."""
     pairs = list(zip(a, b, strict=True))
     divergences = tuple(_first_difference(left, right) for left, right in pairs if left.text != right.text)
     right = [(left.right, other.right) for left, other in pairs]

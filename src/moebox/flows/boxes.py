@@ -1,14 +1,16 @@
-"""The box to plan for, with its calibrations."""
+"""The box to plan for, with its calibrations, and the gate for recipes that do not fit it."""
 
 from dataclasses import replace
 from pathlib import Path
 
 from moebox import codec, detect
 from moebox.core.box import Box
+from moebox.core.deployment import Deployment
 from moebox.core.plan import Plan
 from moebox.core.recipe import PlannedFor, Recipe
 from moebox.detect import declared
 from moebox.errors import BadInput
+from moebox.planner.fit import Misfit, find_misfit
 from moebox.store import calibrations
 
 
@@ -41,3 +43,23 @@ def with_planned_box(plan: Plan, name: str | None, *, ram: str = "", ram_bandwid
 def calibrated_box(name: str | None = None, *, ram: str = "", ram_bandwidth: str = "") -> Box:
     """The named box, or this machine, with its calibrations."""
     return calibrations.with_calibrations(detect.load_box(name, ram=ram, ram_bandwidth=ram_bandwidth))
+
+
+def find_recipe_misfit(deployment: Deployment) -> Misfit | None:
+    """Return why a recipe does not fit the box it was planned for, else this machine.
+
+    A recipe for GPUs without a box is not judged on a machine that has none: it is meant for another one.
+    """
+    if not deployment.is_known:
+        return None
+    box = deployment.box or box_for_recipe(deployment.recipe)
+    recipe = deployment.recipe
+    if not recipe.planned_for.box and not box.gpus and recipe.hybrid is None:
+        return None
+    return find_misfit(deployment.on_box(box))
+
+
+def refuse_misfit(deployment: Deployment) -> None:
+    """Raise DoesNotFit for a recipe that does not fit."""
+    if misfit := find_recipe_misfit(deployment):
+        raise misfit.error()

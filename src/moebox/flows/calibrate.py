@@ -130,8 +130,6 @@ def deploy_for_calibration(recipe: Recipe) -> Deployment:
 
 
 class _Calibrator:
-    """Measures one calibration."""
-
     def __init__(self, subject: Deployment, run: Run, clock: TimeBudget, notify: Notify) -> None:
         self.subject, self.run, self.clock, self.notify = subject, run, clock, notify
         self.done: list[Boot] = []
@@ -305,8 +303,6 @@ def merge_by_key(
 
 
 def merge_boots(earlier: tuple[Boot, ...], later: tuple[Boot, ...]) -> tuple[Boot, ...]:
-    """Merge boots by depth."""
-
     def merge_pair(before: Boot, after: Boot) -> Boot:
         decode = merge_by_key(before.decode, after.decode, POINT, average_timing)
         prefill = merge_by_key(before.prefill, after.prefill, PROMPT, average_timing)

@@ -87,8 +87,6 @@ def order_outer_first(sizes: list[int]) -> list[int]:
 
 @dataclass(slots=True, kw_only=True)
 class BootMeasurement:
-    """The timings of a boot so far."""
-
     depth: BootDepth
     chunk: int  # prompt tokens per step
     ggml: bool = False  # see timing.TimedEngine
@@ -124,7 +122,6 @@ class BootMeasurement:
 
     @property
     def boot(self) -> Boot:
-        """The boot as stored in a calibration."""
         return Boot(
             layers=self.depth.layers,
             gpu_experts=self.depth.gpu_experts,
@@ -184,7 +181,6 @@ class BootMeasurement:
         return sorted([*prompts, *steps], key=self.estimate_s)
 
     def estimate_s(self, point: TimingPoint) -> float:
-        """The estimated time of one timing."""
         return self.estimate_prefill_s(point.context * max(point.batch, 1)) + POINT_S
 
 

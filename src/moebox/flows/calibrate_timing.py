@@ -260,7 +260,6 @@ def without_outliers(values: Sequence[float]) -> list[float]:
 
 
 def relative_error(values: Sequence[float]) -> float:
-    """The relative standard error of the mean."""
     if len(values) < 2 or not any(values):
         return 0.05  # the noise of a single try is unknown
     return statistics.stdev(values) / math.sqrt(len(values)) / statistics.fmean(values)

@@ -18,8 +18,6 @@ from moebox.store import Run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClimbResult:
-    """The steps of a climb and the best of them."""
-
     trials: tuple[ClimbTrial, ...]
     best: ClimbTrial | None
     passed_over: dict[str, str]  # steps that were not tried, and the reason

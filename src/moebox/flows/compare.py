@@ -45,8 +45,6 @@ MARGIN = 0.10  # an interval of the difference beyond it is too wide to call two
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredSide:
-    """The answers and speeds of one side."""
-
     name: str
     answers_given: tuple[ServerAnswer, ...]
     paces: tuple[SpeedRounds, ...]
@@ -245,7 +243,6 @@ def _measure_one_by_one(
 
 
 def measure_side(name: str, endpoint: Endpoint, effort: CompareEffort) -> MeasuredSide:
-    """Measure one server that is up."""
     with hold_endpoint(endpoint.base_url, "moebox compare"):
         before = read_draft_counts(endpoint)
         answers = collect_answers(endpoint, questions=effort.questions, seed=effort.seed) if effort.questions else []

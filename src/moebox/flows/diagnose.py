@@ -58,7 +58,6 @@ class Diagnosis:
 
 @functools.cache
 def load_rules() -> tuple[Rule, ...]:
-    """Return all rules of the table."""
     rows: list[Any] = catalogue.load_table("diagnoses")["rule"]
     return tuple(codec.decode(Rule, row, where=f"diagnoses.toml: {row['name']}") for row in rows)
 

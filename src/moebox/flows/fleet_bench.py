@@ -18,8 +18,6 @@ from moebox.units import plural
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetLoad:
-    """The load for each number of members."""
-
     concurrency: int = 8  # per member
     requests: int = 64  # per member
     input_tokens: int = 256
@@ -116,7 +114,6 @@ def _median_ttft(endpoint: Endpoint, load: FleetLoad, *, offset: int) -> float:
 
 
 def _cpu_seconds(program: GuardedProgram) -> float:
-    """CPU seconds of a program and all its processes so far."""
     try:
         root = psutil.Process(program.instance.guard_state.engine)
         family = [root, *root.children(recursive=True)]

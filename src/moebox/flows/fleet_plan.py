@@ -17,7 +17,7 @@ from moebox.fleet.cost import Cost, Prices, fleet_cost
 from moebox.fleet.file import Fleet, recipe_path
 from moebox.fleet.simulate import BoxModel, FleetOutcome, FleetQuestion, simulate_fleet
 from moebox.fleet.size import MAX_BOXES, SizedFleet, size_fleet
-from moebox.flows import boxes, fit, recipes
+from moebox.flows import boxes, recipes
 from moebox.planner.choose import choose_plan
 from moebox.planner.constraints import Constraints, split_constraints
 from moebox.planner.simulate import scheduler_rules
@@ -91,7 +91,7 @@ def candidate_for_recipe(name: str, box: str, settings: Sequence[str] = (), *, f
     deployment = deploy(recipe, boxes.box_for_recipe(recipe, box))
     check_recipe(deployment)
     if not force:
-        fit.refuse_misfit(deployment)
+        boxes.refuse_misfit(deployment)
     return _make_candidate(deployment.with_default_context(), memory_budget(deployment))
 
 
@@ -149,7 +149,6 @@ def with_listed_fleet(found: FleetPlan, listed: list[FleetCandidate]) -> FleetPl
 
 
 def plan_document(found: FleetPlan) -> dict[str, object]:
-    """The plan as a JSON document."""
     question = found.question
     return {
         "simulated": True,
@@ -184,7 +183,6 @@ def answer_row(answer: FleetAnswer) -> dict[str, object]:
 
 
 def outcome_row(outcome: FleetOutcome) -> dict[str, object]:
-    """One simulated fleet as a JSON object."""
     tally, seconds = outcome.tally, outcome.seconds or 1.0
     row: dict[str, object] = {
         "boxes": len(outcome.boxes),

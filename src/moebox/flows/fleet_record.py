@@ -32,8 +32,6 @@ class MemberRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetRecord:
-    """A running fleet."""
-
     name: str
     file: str
     model: str
@@ -73,7 +71,6 @@ class FleetRecord:
         return replace(found, router=self.router.kind, context=self.context)
 
     def member_endpoint(self, member: MemberRecord) -> Endpoint:
-        """The endpoint of one member, without the router."""
         key = self.key(member.key_env)
         return endpoint_from_url(member.base_url, self.model, key=key, engine=member.engine)
 
@@ -92,7 +89,6 @@ def forget_fleet(name: str) -> None:
 
 
 def list_fleets() -> list[FleetRecord]:
-    """Running fleets, by name."""
     paths = sorted(fleets_dir().glob("*.json")) if fleets_dir().is_dir() else []
     return [codec.decode(FleetRecord, codec.load_json(path), where=str(path)) for path in paths]
 

@@ -13,9 +13,8 @@ from moebox.errors import BadInput
 from moebox.fleet import k8s, routers
 from moebox.fleet.file import Fleet, RouterKind, read_fleet, recipe_path, served_name
 from moebox.flows import boxes
-from moebox.flows.fit import refuse_misfit
+from moebox.flows.recipes import load_recipe
 from moebox.render import render
-from moebox.serve.recipes import read_recipe
 
 FleetFormat = Literal["router", "compose", "k8s", "slurm"]
 FLEET_FORMATS: tuple[FleetFormat, ...] = get_args(FleetFormat)
@@ -39,7 +38,7 @@ def render_fleet(
     for member in fleet.member:
         if member.name in recipes and not force:
             recipe = recipes[member.name]
-            refuse_misfit(deploy(recipe, boxes.box_for_recipe(recipe, member.box) if member.box else None))
+            boxes.refuse_misfit(deploy(recipe, boxes.box_for_recipe(recipe, member.box) if member.box else None))
     model = served_name(fleet.member, recipes)
     written = WRITTEN.format(file=path.name)
     if fleet_format == "k8s":
@@ -67,7 +66,7 @@ def _read_recipes(fleet: Fleet, path: Path) -> dict[str, Recipe]:
     for member in fleet.member:
         if not member.recipe:
             continue
-        recipe = read_recipe(recipe_path(path, member))
+        recipe = load_recipe(recipe_path(path, member))
         port = recipe.listen.port or 8000
         while port in taken:
             port += 1

@@ -18,8 +18,6 @@ CALM_S = 3.0  # without a new stream: the others wait in a queue
 
 @dataclass(slots=True, kw_only=True)
 class FollowedStream:
-    """One streamed reply."""
-
     name: str  # sent as X-Request-Id, for the logs of routers and engines
     member: str = ""  # that serves it, if the router names it
     chunks: int = 0
@@ -36,8 +34,6 @@ class FollowedStream:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamsOutcome:
-    """The results of all streams."""
-
     streams: tuple[FollowedStream, ...]
     disturbed_s: float | None  # time of the disturbance since the start
 

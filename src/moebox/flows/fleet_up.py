@@ -16,10 +16,10 @@ from moebox.errors import BadInput, ExternalError
 from moebox.fleet import routers
 from moebox.fleet.file import Member, RouterSettings, read_fleet, recipe_path, served_name
 from moebox.flows.fleet_record import FleetRecord, MemberRecord, forget_fleet, list_fleets, save_fleet
+from moebox.flows.recipes import load_recipe
 from moebox.serve import preflight, state
 from moebox.serve.keys import TWIN_KEY, find_key, keep_key, make_key
 from moebox.serve.program import GuardedProgram, ProgramConfig, stop_all
-from moebox.serve.recipes import read_recipe
 from moebox.serve.session import EngineSession, launch_engine, prepare_launch
 from moebox.serve.stop import stop_instance as stop_instance
 from moebox.serve.watch import Notify
@@ -32,8 +32,6 @@ StartedMember = EngineSession | GuardedProgram
 
 
 class RunningFleet:
-    """A fleet that this process started."""
-
     def __init__(self, record: FleetRecord, members: list[StartedMember], router: GuardedProgram) -> None:
         self.record, self.members, self.router = record, members, router
 
@@ -94,7 +92,7 @@ def start_fleet(
         raise BadInput(f"{path}: a fleet without members has nothing to start", hint="[[member]] in the fleet file")
     if twins:  # routers that pass on the client's key need the same key for all members
         fleet = replace(fleet, router=replace(fleet.router, key_env=fleet.router.key_env or TWIN_KEY))
-    recipes = {member.name: read_recipe(recipe_path(path, member)) for member in fleet.member if member.recipe}
+    recipes = {member.name: load_recipe(recipe_path(path, member)) for member in fleet.member if member.recipe}
     model = served_name(fleet.member, recipes)
     python = find_router_program(fleet.router)
     key = os.environ.get(TWIN_KEY) or make_key()  # for twins whose recipe names none
@@ -185,7 +183,6 @@ def _store_key(program: GuardedProgram) -> GuardedProgram:
 
 
 def wait_for_member(part: StartedMember, patience_s: float) -> None:
-    """Until the member answers."""
     if isinstance(part, EngineSession):
         part.wait_ready(patience_s=patience_s)
     else:

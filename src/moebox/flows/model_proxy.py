@@ -88,7 +88,6 @@ class ModelProxy:
         return Starlette(routes=routes, lifespan=lifespan)
 
     def find_user(self, request: Request) -> str | None:
-        """Return the user whose key a request has, or None."""
         if not self.keys:
             return "everyone"
         given = request.headers.get("authorization", "").removeprefix("Bearer ") or request.headers.get("x-api-key", "")

@@ -43,8 +43,6 @@ class ModelBusy(Exception):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ModelSlot:
-    """One model and its engine."""
-
     name: str
     deployment: Deployment
     needs: ModelNeeds
@@ -262,7 +260,6 @@ class ModelSwitch:
                             self.report(f"{slot.name} was put away: no request for {format_seconds(ttl_s)}")
 
     def stop_engines(self) -> None:
-        """Stop every engine."""
         for slot in self.slots.values():
             if slot.session:
                 slot.session.stop()

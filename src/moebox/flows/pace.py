@@ -39,12 +39,10 @@ class SpeedRounds:
 
     @property
     def output_tok_s(self) -> float:
-        """The median over the rounds."""
         return statistics.median(self.tok_s)
 
     @property
     def mean_ttft_ms(self) -> float:
-        """The mean over the rounds."""
         return statistics.fmean(self.ttft_ms)
 
 
@@ -109,16 +107,13 @@ class SpeedMeter:
 
     @property
     def round_count(self) -> int:
-        """Number of rounds that are kept."""
         return len(self._tok_s)
 
     def keep_rounds(self, count: int) -> None:
-        """Keep only the first `count` rounds."""
         del self._tok_s[count:]
         del self._ttft_ms[count:]
 
     def speed_rounds(self) -> SpeedRounds:
-        """All rounds that are kept."""
         return SpeedRounds(
             concurrency=self.concurrency,
             tok_s=tuple(self._tok_s),

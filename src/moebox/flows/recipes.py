@@ -1,25 +1,33 @@
-"""Find a recipe by name: a file, a saved or shipped recipe, or the phantom (the rehearsal model).
+"""Recipes by name: files, saved and shipped ones, those of runs, and the phantom (the rehearsal model).
 
 The phantom runs on the embedded engine, and is small enough for any machine.
 """
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
+from moebox import files
 from moebox.checkpoint import ResolvedModel, look_up_model, resolve_model
 from moebox.core import catalogue, registry, validation
 from moebox.core.box import Box
 from moebox.core.plan import Plan
 from moebox.core.recipe import Climb, Listen, Recipe, Runtime
 from moebox.core.setting import apply_settings, split_setting
+from moebox.data import FOLDER
 from moebox.detect import host
-from moebox.errors import BadInput, UnknownName
+from moebox.errors import BadInput, UnknownName, suggest_names
 from moebox.flows import boxes
 from moebox.flows.settings import with_setting
 from moebox.phantom import gguf_path
-from moebox.serve import recipes
+from moebox.store import runs_dir
+from moebox.units import format_count
+
+if TYPE_CHECKING:
+    from moebox.runs.listing import RunSummary
 
 PHANTOM = "phantom"
 CONTEXT = 2048  # per slot; it was trained for 8,192, which take a CPU half a minute
@@ -27,30 +35,59 @@ SLOTS = 4
 THREADS = "MOEBOX_THREADS"  # variable with the number of the phantom's threads
 MOST_THREADS = 4  # so small a model does not gain from more
 QUIET = 0.25  # share of the cores that other programs may use beside several threads
+RecipeSource = Literal["saved", "run", "shipped"]
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """Recipes that come with moebox, by name."""
+    return {path.stem: path for path in FOLDER.glob("recipes/*.toml")}
+
+
+def saved_recipes_dir() -> Path:
+    """The folder in which the local page saves recipes."""
+    return files.data_home() / "moebox" / "recipes"
+
+
+def saved_recipes() -> dict[str, Path]:
+    """The user's own recipes, by name."""
+    return {path.stem: path for path in sorted(saved_recipes_dir().glob("*.toml"))}
+
+
+def run_recipes(runs: Path | None = None) -> dict[str, Path]:
+    """Return the recipes of runs by name: of the newest run, and the best verified one if it climbed."""
+    from moebox.runs.listing import list_summaries  # reading runs takes a third of a second to import
+
+    found: dict[str, Path] = {}
+    for row in list_summaries(runs):
+        if row.recipe and row.recipe not in found:
+            best = runs_dir(runs) / row.id / "best.toml"
+            found[row.recipe] = best if best.is_file() else best.with_name("recipe.toml")
+    return found
 
 
 def is_recipe(name: str) -> bool:
     """Whether `name` means a recipe rather than a model or an endpoint."""
     if name.endswith(".toml") or Path(name).exists():
         return name.endswith(".toml")
-    if name in {*recipes.shipped_recipes(), *recipes.saved_recipes(), PHANTOM}:
-        return True
-    from moebox.flows.recipe_list import run_recipes  # reading runs takes a third of a second to import
-
-    return name not in catalogue.models() and name in run_recipes()
+    known = name in {*shipped_recipes(), *saved_recipes(), PHANTOM}
+    return known or (name not in catalogue.models() and name in run_recipes())
 
 
 def load_recipe(name: str, settings: Sequence[str] = ()) -> Recipe:
     """Load a recipe by name or file, with the settings of --set (path=value) changed."""
-    if name == PHANTOM and not Path(name).is_file() and name not in recipes.saved_recipes():
-        recipe = plan_phantom(boxes.calibrated_box()).recipe
-    else:
-        from moebox.flows.recipe_list import run_recipes
-
-        known = {**recipes.shipped_recipes(), **recipes.saved_recipes()}
-        of_runs = {} if name in known or Path(name).exists() or name.endswith(".toml") else run_recipes()
-        recipe = recipes.read_recipe(str(of_runs.get(name, name)), other_names=(PHANTOM, *of_runs))
-    return change_recipe(recipe, settings)
+    path, known = Path(name), {**shipped_recipes(), **saved_recipes()}
+    if name == PHANTOM and name not in known and not path.is_file():
+        return change_recipe(plan_phantom(boxes.calibrated_box()).recipe, settings)
+    if not (path.is_file() if name in known else path.exists()):
+        is_name = not name.endswith(".toml")
+        known |= run_recipes() if is_name and name not in known else {}
+        near = suggest_names(name if is_name else path.stem, sorted({*known, PHANTOM}))
+        if not is_name:
+            raise BadInput(f"{name}: no such file", hint=f"a recipe's name has no .toml; {near}")
+        if name not in known:
+            raise BadInput(f"no recipe {name!r}", hint=f"a .toml file, or {near}")
+        path = known[name]
+    return change_recipe(validation.read_recipe(path), settings)
 
 
 def change_recipe(recipe: Recipe, settings: Sequence[str]) -> Recipe:
@@ -97,7 +134,6 @@ def find_model(name: str, *, offline: bool = False) -> ResolvedModel:
 
 
 def known_models() -> list[ResolvedModel]:
-    """Return the models of the catalogue, and the phantom."""
     models = catalogue.models().values()
     published = [ResolvedModel(model=each, checkpoints=catalogue.published_checkpoints(each.name)) for each in models]
     return [*published, phantom_model()]
@@ -141,3 +177,57 @@ def phantom_threads() -> int:
         return int(given)
     cores = len(os.sched_getaffinity(0))
     return max(1, min(cores - 1, MOST_THREADS)) if host.cpu_busy_share() < QUIET else 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecipeRow:
+    """One recipe of the list, and how its last run ended."""
+
+    name: str  # as `moebox up` takes it
+    source: RecipeSource
+    path: str
+    model: str = ""
+    engine: str = ""
+    box: str = ""
+    about: str = ""  # everything in a line
+    result: str = ""
+    run: str = ""  # that the result is of
+
+
+def list_recipes(runs: Path | None = None) -> list[RecipeRow]:
+    """Return the recipes that the user saved, those of runs, newest first, and shipped ones."""
+    from moebox.runs.listing import list_summaries
+
+    saved, shipped = saved_recipes(), dict(sorted(shipped_recipes().items()))
+    of_runs = {name: path for name, path in run_recipes(runs).items() if name not in {*saved, *shipped, PHANTOM}}
+    last: dict[str, RunSummary] = {}
+    for summary in list_summaries(runs):
+        last.setdefault(summary.recipe, summary)
+    sources: dict[RecipeSource, dict[str, Path]] = {"saved": saved, "run": of_runs, "shipped": shipped}
+    rows = [_recipe_row(name, source, path, last) for source in sources for name, path in sources[source].items()]
+    engine = next(traits.name for traits in registry.all_traits() if traits.embedded)
+    phantom = RecipeRow(name=PHANTOM, source="shipped", path="", model=PHANTOM, engine=engine, box="any machine")
+    if found := last.get(PHANTOM):
+        phantom = dataclasses.replace(
+            phantom, result=found.checks_text.strip("–") or found.state_text(live=False), run=found.id
+        )
+    return rows if PHANTOM in saved else [*rows, phantom]
+
+
+def _recipe_row(name: str, source: RecipeSource, path: Path, last: "Mapping[str, RunSummary]") -> RecipeRow:
+    row = RecipeRow(name=name, source=source, path=str(path))
+    try:
+        recipe = validation.read_recipe(path)
+    except BadInput as problem:
+        return dataclasses.replace(row, about=problem.message)
+    place = "experts in RAM" if recipe.hybrid else recipe.parallel.text
+    context = f"context {format_count(recipe.context)}" if recipe.context else ""
+    engine, box = registry.engine_display_name(recipe.engine), recipe.planned_for.box
+    about = ", ".join(filter(None, (recipe.model, recipe.checkpoint, engine, place, context, box)))
+    row = dataclasses.replace(row, model=recipe.model, engine=recipe.engine, box=box, about=about)
+    if (found := last.get(recipe.name)) is None:
+        return row
+    state, checks = found.state_text(live=False), found.checks_text.strip("–")
+    speed = f"{found.output_tok_s:,.0f} tok/s" if found.output_tok_s else ""
+    parts = ("simulated" * found.simulation, state.removesuffix("ended"), checks, speed)
+    return dataclasses.replace(row, result=", ".join(filter(None, parts)) or state, run=found.id)

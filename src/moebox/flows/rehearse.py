@@ -43,8 +43,6 @@ ALWAYS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """The result of a successful rehearsal."""
-
     recipe: Recipe  # as it was started
     layers: int
     steps: tuple[RehearsalStep, ...]

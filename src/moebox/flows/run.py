@@ -124,7 +124,6 @@ class Runner:
             self.notify("step", step)
 
     def _skip_reason(self, name: StepName) -> str:
-        """Why a step is skipped, or ""."""
         request = self.request
         if name in request.skip:
             return BY_HAND

@@ -8,6 +8,7 @@ from typing import Any
 from moebox import codec, engines
 from moebox.checkpoint import deploy
 from moebox.core import registry, validation
+from moebox.core.change import get_setting, with_settings
 from moebox.core.recipe import Recipe, Speculate
 from moebox.errors import BadInput, refuse_if, suggest_names
 from moebox.planner import candidates
@@ -38,29 +39,15 @@ def checks_for(path: str) -> tuple[str, ...]:
 def with_setting(recipe: Recipe, path: str, value: Any) -> Recipe:
     """Change one setting. Raise BadInput if there is no such setting or value."""
     if path == "speculate" and isinstance(value, str):
-        draft = _make_draft(recipe, value)
-        return with_setting(recipe, path, codec.to_plain(draft) if draft else None)
-    document = codec.to_plain(recipe)
-    head, _, rest = path.partition(".")
-    if rest:
-        table = document.get(head)
-        if not isinstance(table, dict):
-            table = document[head] = {}
-        table[rest] = value
-    else:
-        document[head] = value
-    return codec.decode(Recipe, document, where=f"climb setting {path!r}")
+        value = _make_draft(recipe, value)
+    return with_settings(recipe, {path: value})
 
 
 def current_value(recipe: Recipe, path: str) -> Any:
     """The value of a setting, or None if it is not set."""
     if path == "speculate":
         return recipe.speculate.method if recipe.speculate else "none"
-    value: Any = codec.to_plain(recipe)
-    head, _, rest = path.partition(".")
-    for key in (head, rest) if rest else (head,):
-        value = value.get(key) if isinstance(value, dict) else None
-    return value
+    return codec.to_plain(get_setting(recipe, path))
 
 
 def _make_draft(recipe: Recipe, method: str) -> Speculate | None:
@@ -105,8 +92,8 @@ def check_climb_settings(recipe: Recipe) -> None:
         if not values:
             raise BadInput(f"climb setting {path!r} has no values to try")
         for value in values:
-            changed = with_setting(recipe, path, value)
             try:
+                changed = with_setting(recipe, path, value)
                 validation.validate_recipe(changed)
                 engines.check_recipe(deploy(changed))
             except BadInput as problem:

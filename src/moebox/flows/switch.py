@@ -23,8 +23,8 @@ from moebox import codec, files
 from moebox.checkpoint import deploy
 from moebox.core.recipe import Recipe
 from moebox.errors import BadInput, ExternalError, MoeboxError
+from moebox.flows.recipes import saved_recipes_dir
 from moebox.serve import preflight, state
-from moebox.serve.recipes import saved_recipes_dir
 from moebox.serve.session import PATIENCE_S, launch_engine, prepare_launch
 from moebox.serve.stop import stop_instance
 from moebox.store import Run

@@ -85,8 +85,6 @@ class ProvenSide:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpgradeResult:
-    """The answer, with its reasons."""
-
     name: str
     old: str
     new: str
@@ -122,7 +120,6 @@ class UpgradeResult:
 
 
 def speed_text(row: GainAtConcurrency) -> str:
-    """One gain in words."""
     where = "prefill" if row.what == "prefill" else f"decode at {row.concurrency}"
     return f"{where} {row.gain or 'not measured'}"
 
@@ -283,7 +280,6 @@ def _new_failures(old: dict[str, Mark], new: dict[str, Mark]) -> list[str]:
 
 
 def regressions(old: ProvenSide, new: ProvenSide) -> list[str]:
-    """What the new side does worse than the old one."""
     found = [f"check {name} fails: {new.reasons.get(name, '')}" for name in _new_failures(old.marks, new.marks)]
     if new.soak and new.soak.failures and not (old.soak and old.soak.failures):
         found.append(f"under load, {new.soak.text}")

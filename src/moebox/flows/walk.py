@@ -39,8 +39,6 @@ class SettingStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClimbTrial:
-    """The result of a step."""
-
     number: int
     change: str
     path: str

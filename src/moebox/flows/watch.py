@@ -71,8 +71,6 @@ class Alert:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Canary:
-    """The result of one check."""
-
     at: float
     check: str
     verdict: str
@@ -191,7 +189,6 @@ class EndpointWatcher:
         self._update_alert(f"{CANARY}{verdict.name}", verdict.verdict == "fail", f"{verdict.name}: {verdict.reason}")
 
     def wait_for_canary(self, patience_s: float) -> None:
-        """Wait for a running check."""
         if self._canary_thread is not None:
             self._canary_thread.join(patience_s)
 

@@ -33,7 +33,6 @@ RUNTIMES: dict[str, RuntimeKind] = {"docker": "docker", "podman": "podman", "com
 
 
 def render(deployment: Deployment, file_format: LaunchFormat) -> str:
-    """Return the text of a launch file."""
     check_recipe(deployment)
     refuse_unrenderable(deployment.recipe)
     runtime = deployment.recipe.runtime

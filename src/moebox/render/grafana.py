@@ -28,7 +28,6 @@ class DashboardChart:
 
 
 def dashboard_json(deployment: Deployment) -> str:
-    """Return the dashboard as JSON, to be imported or provisioned."""
     recipe = deployment.recipe
     names = metrics.engine_metrics(recipe.engine)
     instances = f"label_values({names.newest_name('running')}, instance)"
@@ -109,7 +108,6 @@ def _rate(name: str) -> str:
 
 
 def _panel(chart: DashboardChart, number: int) -> Document:
-    """Return a chart as a panel at its place in the grid."""
     targets = []
     for place, (query, legend) in enumerate(chart.queries):
         label = f"{legend} {{{{instance}}}}" if "by (instance)" in query else legend

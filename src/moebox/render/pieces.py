@@ -65,8 +65,6 @@ class ListItem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchPieces:
-    """A launch as the templates need it."""
-
     recipe: Recipe
     engine: Traits
     version: str

@@ -18,7 +18,6 @@ def variable_slot(name: str) -> str:
 
 
 def quote_bash(text: str) -> str:
-    """Quote a text as one word of bash."""
     parts = _SLOT.split(text)  # text, name, text, name, …
     words = [f'"${part}"' if place % 2 else shlex.quote(part) for place, part in enumerate(parts) if part]
     return "".join(words) or "''"

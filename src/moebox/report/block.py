@@ -27,8 +27,6 @@ class TableCell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableColumn:
-    """A column's heading."""
-
     title: str
     numeric: bool = True
 
@@ -48,8 +46,6 @@ class ReportTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tile:
-    """One headline figure."""
-
     figure: str
     unit: str = ""
     label: str

@@ -15,7 +15,6 @@ OUTPUT_HINT = "`-o FILE` puts it elsewhere"
 
 
 def make_page(runs: Sequence[Run], *, title: str = "") -> ReportPage:
-    """Read the runs and build their report."""
     return build_page([with_forecast(read_run(run)) for run in runs], title=title)
 
 

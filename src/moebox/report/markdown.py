@@ -15,7 +15,6 @@ from moebox.runs.record import LaunchAttempt
 
 
 def render_markdown(page: ReportPage) -> str:
-    """Render the whole document."""
     lines = [f"# {escape(page.title)}", "", " · ".join(filter(None, (page.date, escape(page.subtitle)))), ""]
     if page.simulated_runs:
         lines += [f"> **Simulation:** {escape(page.simulated_runs)} No GPU produced these figures.", ""]
@@ -117,7 +116,6 @@ def check_lines(name: str, checks: Sequence[CheckView]) -> list[str]:
 
 
 def attempt_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Each attempt to start an engine."""
     lines = []
     for row in rows:
         attempt: LaunchAttempt = row["attempt"]

@@ -24,7 +24,6 @@ DARK: dict[str, str] = dict(zip(NAMES, _DARK.split(), strict=True))
 
 
 def css_variables(palette: dict[str, str]) -> str:
-    """The palette as CSS custom properties."""
     return "".join(f"--{name}:{colour};" for name, colour in palette.items())
 
 

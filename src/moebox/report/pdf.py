@@ -54,7 +54,6 @@ def write_pdf(html: str, target: Path) -> Path:
 
 
 def print_with_browser(program: str, html: str, target: Path) -> Path:
-    """Print the page with Chromium."""
     with files.scratch_folder("pdf") as folder:
         page = folder / "report.html"
         page.write_text(html, encoding="utf-8")

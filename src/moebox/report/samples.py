@@ -21,8 +21,6 @@ NS, MS = 1e9, 1e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleDigest:
-    """A summary of a sample file."""
-
     edges: tuple[float, ...]  # ms
     counts: tuple[int, ...]
     marks: tuple[tuple[str, float], ...]  # P50 and P99, ms

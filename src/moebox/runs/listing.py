@@ -26,8 +26,6 @@ FORMAT = 11  # of the cache
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """One row of the list."""
-
     id: str
     started: float = 0.0
     model: str = ""
@@ -98,7 +96,6 @@ def summarize_run(run: Run) -> RunSummary:
 
 
 def summarize_record(record: RunRecord) -> RunSummary:
-    """Return a run's row."""
     peak, pipeline, recipe = record.peak_load(), record.pipeline, record.recipe
     measured = next((load.model for load in record.loads if load.model), "")
     names = (

@@ -94,7 +94,6 @@ def _from_measurement(found: result.Measurement, document: Json, path: Path) -> 
 
 
 def _from_tests(found: result.PrefillDecode) -> list[LoadResult]:
-    """Return one load for each test of --pp and --tg."""
     return [
         LoadResult(
             name=_test_name(row.test, cold=row.cold),

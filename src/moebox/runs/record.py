@@ -166,8 +166,6 @@ class ForecastRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchAttempt:
-    """One attempt to start an engine."""
-
     number: int
     outcome: Outcome
     model: str = ""
@@ -285,7 +283,6 @@ class RunRecord:
 
     @property
     def requested_model(self) -> str:
-        """The model that `moebox run` was given."""
         return self.pipeline.request.model if self.pipeline else ""
 
     @property
@@ -389,5 +386,4 @@ class RunRecord:
         return max(reliable or known, key=lambda load: float(getattr(load, figure)), default=None)
 
     def highest_value(self, figure: str) -> float | None:
-        """The highest value of `figure`, or None if it was not measured."""
         return getattr(self.peak_load(figure), figure, None)

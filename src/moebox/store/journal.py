@@ -116,7 +116,6 @@ def read_journal(path: Path) -> Journal:
 
 
 def parse_line(line: bytes) -> JournalEntry | None:
-    """Parse the event on one line; None if it is not an event."""
     if not line.startswith(b"{") or len(line) > MAX_LINE_BYTES:
         return None
     try:

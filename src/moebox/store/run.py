@@ -52,8 +52,6 @@ def _matching_folders(name: str, home: Path) -> list[Path]:
 
 
 class Run:
-    """One run's folder."""
-
     def __init__(self, path: Path | str, *, strict: bool = False) -> None:
         self.path = Path(path)
         self.strict = strict  # raise if the disk is full while a file is written; events are only counted

@@ -138,7 +138,6 @@ class TwinGate:
         await (refusal or self.app)(scope, receive, send)
 
     def refusal(self, request: Request) -> Response | None:
-        """Return the reply to a request that is refused, or None."""
         host = request.headers.get("host", "")
         name = host.removesuffix("]").rpartition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
         if name not in LOCAL_NAMES:

@@ -27,7 +27,6 @@ class LatencyHistogram:
         self.number += 1
 
     def text_lines(self, name: str, label: str) -> list[str]:
-        """Return the lines of this histogram in Prometheus text format."""
         buckets = zip(self.bounds, self.counts or [0] * len(self.bounds), strict=True)
         rows = [f'{name}_bucket{{le="{bound}",{label}}} {number}' for bound, number in buckets]
         rows += [f'{name}_bucket{{le="+Inf",{label}}} {self.number}', f"{name}_count{{{label}}} {self.number}"]

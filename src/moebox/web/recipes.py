@@ -13,10 +13,9 @@ from moebox.assess.format import format_number
 from moebox.checkpoint import deploy
 from moebox.core.recipe import Recipe
 from moebox.errors import BadInput, MoeboxError
-from moebox.flows import recipe_list
-from moebox.flows.fit import find_recipe_misfit
+from moebox.flows import recipes
+from moebox.flows.boxes import find_recipe_misfit
 from moebox.report.block import Block, Prose, ReportTable, TableCell, TableColumn
-from moebox.serve import recipes
 from moebox.units import format_count
 from moebox.web.gate import WebSite
 from moebox.web.pages import NotFound, read_form, render_page, render_part
@@ -33,7 +32,7 @@ STARTS = {  # the last step of a run that the page starts, in words
 
 async def list_recipes(request: Request, *, site: WebSite) -> Response:
     """List the user's own recipes, those of runs, and those that ship with moebox, as `moebox recipes` does."""
-    rows = await run_in_threadpool(recipe_list.list_recipes, site.runs)
+    rows = await run_in_threadpool(recipes.list_recipes, site.runs)
     groups = [(title, [row for row in rows if row.source in sources and row.path]) for title, sources in GROUPS.items()]
     return render_page(site, "recipes.html", title="Recipes", here="recipes", groups=groups)
 
@@ -41,7 +40,7 @@ async def list_recipes(request: Request, *, site: WebSite) -> Response:
 async def edit_recipe(request: Request, *, site: WebSite) -> Response:
     """Show one recipe's text."""
     name = request.path_params["name"]
-    rows = await run_in_threadpool(recipe_list.list_recipes, site.runs)
+    rows = await run_in_threadpool(recipes.list_recipes, site.runs)
     row = next((row for row in rows if row.name == name and row.path), None)
     if row is None:
         raise NotFound(f"no recipe called {name!r}")

@@ -36,7 +36,6 @@ class BenchArgs:
 
     @property
     def given(self) -> dict[str, object]:
-        """The flags with their values."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
@@ -117,7 +116,6 @@ def make_bench_plan(
 
 
 def _with_flags(whole: BenchSettings, args: BenchArgs) -> BenchSettings:
-    """Return the settings with what flags replace."""
     refuse_if(args.requests is not None and args.requests < 1, "--requests must be 1 or more")
     rates = flags.parse_numbers(
         args.rate.split(",") if args.rate is not None else (),
@@ -182,7 +180,6 @@ def _make_loads(file: WorkloadFile) -> tuple[Load, ...]:
 
 
 def parse_counts(flag: str, text: str | None) -> tuple[int, ...]:
-    """Parse counts written like "1,8,32"."""
     return flags.parse_numbers(
         text.split(",") if text else (),
         parse_tokens,

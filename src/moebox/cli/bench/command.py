@@ -201,7 +201,6 @@ class _Sweep:
 
 
 def _print_own_run(keeper: ResultKeeper, json: bool) -> None:
-    """Name the run that was made for the results."""
     if keeper.own_run and not keeper.lost and not json:
         stderr_console().print(f"kept: `moebox report {keeper.own_run}` shows it", style="dim", soft_wrap=True)
 
@@ -229,7 +228,6 @@ def _run_tests(
     *,
     json: bool,
 ) -> int:
-    """Run the tests of --pp and --tg."""
     from moebox.bench.pptg import measure_prefill_decode
 
     result = measure_prefill_decode(

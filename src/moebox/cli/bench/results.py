@@ -146,7 +146,6 @@ class ResultKeeper:
         return result
 
     def save_tests(self, tests: PrefillDecode) -> None:
-        """Save the tests of --pp and --tg."""
         document = result_document(tests)
         self.write_document(document)
         self._save_in_run(safe_name(self.label) or "pp-tg", document)
@@ -213,7 +212,6 @@ class LiveLine:
             self._live.stop()
 
     def __call__(self, workers: "list[LoadProgress]", elapsed_s: float) -> None:
-        """Show the workers' latest progress."""
         from rich.console import Group
 
         if self._console.is_terminal and workers:

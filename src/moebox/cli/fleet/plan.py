@@ -196,7 +196,6 @@ def plan_page(found: "FleetPlan", prices: Prices) -> "RenderableType":
 
 
 def slo_text(slo: Slo) -> str:
-    """Return an SLO as a phrase."""
     names = {"TTFT": slo.ttft_s, "TPOT": slo.tpot_s, "ITL": slo.itl_s, "E2E": slo.e2e_s}
     limits = ", ".join(f"{name} ≤ {format_seconds(limit)}" for name, limit in names.items() if limit is not None)
     return f"{limits} for {format_percent(slo.share)} of requests"

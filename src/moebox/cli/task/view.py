@@ -33,7 +33,6 @@ class TaskView(LiveDisplay):
         self.lock = threading.Lock()
 
     def make_listener(self) -> runner.JobListener:
-        """Return the listener for the runner."""
         return runner.JobListener(on_begin=self.job_began, on_turn=self.turn_ended, on_end=self.job_ended)
 
     def __enter__(self) -> Self:
@@ -47,7 +46,6 @@ class TaskView(LiveDisplay):
             stdout_console().print(job_line(result, stdout_console().width))
 
     def job_began(self, name: JobName) -> None:
-        """Add a running job."""
         with self.lock:
             self.running[name.id] = (time.monotonic(), 0, "")
 
@@ -58,7 +56,6 @@ class TaskView(LiveDisplay):
             self.running[name.id] = (self.running[name.id][0], turn.number, tool)
 
     def job_ended(self, result: JobResult) -> None:
-        """Show a job's result."""
         with self.lock:
             self.running.pop(result.id, None)
             self.done.append(result)

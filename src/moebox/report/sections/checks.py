@@ -21,8 +21,6 @@ Evidence = tuple[tuple[str, str], ...]  # title, text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeView:
-    """One probe as the page shows it."""
-
     name: str
     mark: Mark
     detail: str
@@ -31,8 +29,6 @@ class ProbeView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckView:
-    """One check as the page shows it."""
-
     name: str
     mark: Mark
     detail: str

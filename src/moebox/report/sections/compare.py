@@ -65,7 +65,6 @@ def recipe_settings(record: RunRecord) -> dict[str, str]:
 
 
 def differing_settings(records: Sequence[RunRecord]) -> Rows:
-    """Only the settings that are not the same in all runs."""
     tables = [recipe_settings(record) for record in records]
     rows = [(name, [table[name] for table in tables]) for name in tables[0]]
     return tuple((text_cell(name), *map(text_cell, values)) for name, values in rows if len(set(values)) > 1)
@@ -82,7 +81,6 @@ class HeadlineFigure:
 
 
 def lowest_latency(read: Callable[[LoadResult], float | None]) -> Callable[[RunRecord], float | None]:
-    """A reader of the lowest latency over all loads."""
     return lambda record: min((value for load in record.loads if (value := read(load)) is not None), default=None)
 
 

@@ -14,7 +14,6 @@ TONES: dict[RunStatus, Tone] = {"WORKING": "good", "PARTLY": "warn", "INTERRUPTE
 
 
 def models_section(records: Sequence[RunRecord]) -> Section | None:
-    """One row for each run with a recipe."""
     rows = tuple(model_cells(record, index) for index, record in enumerate(records) if record.recipe)
     if not rows:
         return None

@@ -26,7 +26,6 @@ RATES = (
 
 
 def summary_section(records: Sequence[RunRecord]) -> Section:
-    """Tiles and paragraphs."""
     tiles = list(run_tiles(records[0])) if len(records) == 1 else list(comparison_tiles(records))
     blocks: list[Block] = [Tiles(tiles=tuple(tiles[:MAX_TILES]))] if tiles else []
     blocks.append(Prose(paragraphs=tuple(summary_paragraphs(records))))
