@@ -8,7 +8,7 @@ from moebox.core.endpoint import endpoint_from_url
 from moebox.fleet.file import RouterKind, RouterSettings
 from moebox.flows.fleet_loss import judge_loss, streams_in_flight
 from moebox.flows.fleet_record import FleetRecord, MemberRecord
-from moebox.flows.fleet_streams import FollowedStream, StreamsOutcome, run_streams
+from moebox.flows.fleet_streams import FollowedStream, run_streams
 
 
 def fleet(kind: RouterKind) -> FleetRecord:
@@ -38,8 +38,7 @@ def streams(*served: str) -> tuple[FollowedStream, ...]:
 
 
 def lines(kind: RouterKind, inside: int | None, seen: Sequence[FollowedStream]) -> str:
-    crowd_seen = StreamsOutcome(streams=tuple(seen), disturbed_s=1.0)
-    return "\n".join(member_loss_lines(judge_loss(fleet(kind), "a", inside, crowd_seen, served_after_s=0.1)))
+    return "\n".join(member_loss_lines(judge_loss(fleet(kind), "a", inside, seen, served_after_s=0.1)))
 
 
 def test_behind_a_slow_router_a_members_streams_are_those_the_router_says_it_serves() -> None:
@@ -83,13 +82,14 @@ def test_the_member_is_read_from_the_reply() -> None:
         await writer.drain()
         writer.close()
 
-    async def both() -> StreamsOutcome:
+    async def both() -> list[FollowedStream]:
         server = await asyncio.start_server(reply, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         async with server:
             endpoint = endpoint_from_url(f"127.0.0.1:{port}", "m")
-            return await run_streams(endpoint, streams=2, tokens=4, deadline_s=60, member_header="x-member")
+            wanted = {"streams": 2, "tokens": 4, "deadline_s": 60, "member_header": "x-member"}
+            return await asyncio.to_thread(run_streams, endpoint, **wanted)
 
     seen = asyncio.run(both())
-    assert [stream.member for stream in seen.streams] == ["b", "b"]
-    assert not seen.lost_streams
+    assert [stream.member for stream in seen] == ["b", "b"]
+    assert not any(stream.is_lost for stream in seen)

@@ -1,6 +1,5 @@
 """Fleets that start, answer, lose a member and stop; and those that cannot start leave nothing behind."""
 
-import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -62,10 +61,10 @@ def test_a_fleet_of_twins_answers_loses_only_a_members_streams_and_stops(
 def test_streams_without_a_member_are_lost_and_named() -> None:
     from moebox.core.endpoint import endpoint_from_url
 
-    seen = asyncio.run(run_streams(endpoint_from_url("127.0.0.1:9", "m"), streams=2, tokens=4, deadline_s=20))
+    seen = run_streams(endpoint_from_url("127.0.0.1:9", "m"), streams=2, tokens=4, deadline_s=20)
 
-    assert [stream.name[-3:] for stream in seen.lost_streams] == ["000", "001"]
-    assert all(stream.error for stream in seen.lost_streams)
+    assert [stream.name[-3:] for stream in seen if stream.is_lost] == ["000", "001"]
+    assert all(stream.error for stream in seen)
 
 
 def test_a_router_of_another_version_is_one_line(fleet_file: FleetFile) -> None:

@@ -1,6 +1,5 @@
 """Kill a member while it serves streams: which streams broke, and when the fleet answered again."""
 
-import asyncio
 import contextlib
 import os
 import signal
@@ -19,17 +18,17 @@ from moebox.core.recipe import Recipe
 from moebox.errors import ExternalError, refuse_if
 from moebox.fleet import routers
 from moebox.flows.fleet_record import FleetRecord, MemberRecord, save_fleet
-from moebox.flows.fleet_streams import FollowedStream, StreamsOutcome, request_ids, run_streams
+from moebox.flows.fleet_streams import FollowedStream, run_streams
 from moebox.flows.fleet_up import answers_chat, start_member, wait_for_member
 from moebox.serve import preflight, state
 from moebox.serve.state import wait_for
 from moebox.serve.stop import stop_instance as stop_instance
-from moebox.stream import run_to_end
 
 BUSIEST = "busiest"
 BACK_S = 120.0  # for a restarted member to be ready
 NOTICE_S = 60.0  # for a router to notice that a member died
 PORT_S = 150.0  # for the kernel to drop the connections of a killed server (tcp_fin_timeout is 60 s)
+STREAM_TOKENS = 400  # of each stream
 CountedBy = Literal["router", "member", ""]
 
 
@@ -67,15 +66,13 @@ def choose_victim(record: FleetRecord, name: str) -> MemberRecord | None:
     return members[name]
 
 
-def measure_member_loss(
-    record: FleetRecord, victim: MemberRecord | None, *, streams: int, tokens: int = 400
-) -> MemberLoss:
+def measure_member_loss(record: FleetRecord, victim: MemberRecord | None, *, streams: int) -> MemberLoss:
     """Kill a member with SIGKILL under `streams` streams, count those that broke, and restart it."""
     header = routers.router_traits()[record.router.kind].member_header
     killed: list[tuple[MemberRecord, int | None]] = []
 
-    async def disturb(followed: list[FollowedStream]) -> None:
-        held = streams_in_flight(record, followed) if header else await asyncio.to_thread(_requests_by_member, record)
+    def disturb(followed: list[FollowedStream]) -> None:
+        held = streams_in_flight(record, followed) if header else _requests_by_member(record)
         chosen = victim or max(record.members, key=lambda member: held[member.name] or 0)
         killed.append((chosen, held[chosen.name]))
         instance = state.instances_by_id().get(chosen.instance)
@@ -84,15 +81,13 @@ def measure_member_loss(
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
 
-    seen = run_to_end(
-        run_streams(
-            record.endpoint(),
-            streams=streams,
-            tokens=tokens,
-            deadline_s=BACK_S * 2,
-            member_header=header,
-            disturb=disturb,
-        )
+    seen = run_streams(
+        record.endpoint(),
+        streams=streams,
+        tokens=STREAM_TOKENS,
+        deadline_s=BACK_S * 2,
+        member_header=header,
+        disturb=disturb,
     )
     member, inside = killed[0]
     began = time.monotonic()
@@ -104,7 +99,12 @@ def measure_member_loss(
 
 
 def judge_loss(
-    record: FleetRecord, member: str, inside: int | None, seen: StreamsOutcome, *, served_after_s: float | None
+    record: FleetRecord,
+    member: str,
+    inside: int | None,
+    seen: Sequence[FollowedStream],
+    *,
+    served_after_s: float | None,
 ) -> MemberLoss:
     """Judge whose streams broke, by the router if it names the member of each stream, else by the member's count.
 
@@ -113,17 +113,17 @@ def judge_loss(
     """
     named = bool(routers.router_traits()[record.router.kind].member_header)
     by_member: CountedBy = "" if inside is None else "member"
-    elsewhere = [stream for stream in seen.lost_streams if stream.member != member]
+    lost = [stream for stream in seen if stream.is_lost]
     return MemberLoss(
         member=member,
         router=record.router.kind,
-        streams=len(seen.streams),
+        streams=len(seen),
         inside=inside,
         counted_by="router" if named else by_member,
-        finished=seen.finished_count,
-        lost=request_ids(seen.lost_streams),
-        elsewhere=request_ids(elsewhere) if named else (),
-        reasons=dict(Counter(stream.error for stream in seen.lost_streams)),
+        finished=sum(stream.finished for stream in seen),
+        lost=tuple(stream.name for stream in lost),
+        elsewhere=tuple(stream.name for stream in lost if named and stream.member != member),
+        reasons=dict(Counter(stream.error for stream in lost)),
         served_after_s=served_after_s,
     )
 

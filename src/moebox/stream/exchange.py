@@ -118,6 +118,8 @@ class StreamExchange:
             events += len(payloads)
             if events > self._most:
                 raise ExternalError(f"{self._where}: still streams after {events:,} events")
+            if self.done:  # some servers keep the connection open
+                return
             if not data:
                 break
         if body.problem or not body.status:
