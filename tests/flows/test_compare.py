@@ -295,7 +295,7 @@ def test_a_difference_in_speed_is_seen_twice(
 
     monkeypatch.setattr(compare, "measure_in_turn", measure_in_turn)
     monkeypatch.setattr(compare, "read_draft_counts", lambda endpoint: DraftCounts())
-    monkeypatch.setattr(compare, "collect_from_both", lambda *given, **more: ([], []))
+    monkeypatch.setattr(compare, "collect_answers", lambda *given, **more: [[], []])
     endpoint = Endpoint(base_url="http://127.0.0.1:9/v1", model="m")
     measure_both(endpoint, endpoint, CompareEffort(concurrency=(1,), questions=0, rounds=6, most_rounds=24))
     assert len(seen) == looks

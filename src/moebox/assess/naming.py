@@ -37,11 +37,6 @@ def model_title(name: str) -> str:
     return model.title if model else name.rstrip("/").rpartition("/")[2]
 
 
-def short_title(title: str) -> str:
-    """A GPU's name without the words that all of its kind share."""
-    return title.removeprefix("NVIDIA ").removesuffix(" Edition").replace(" Blackwell", "")
-
-
 def cpu_title(model: str) -> str:
     """A processor's name without trademarks and filler words."""
     return " ".join(re.sub(r"\((R|TM)\)| Processor\b| CPU\b", "", model).split())
@@ -52,8 +47,8 @@ def box_title(record: RunRecord) -> str:
     box = record.box
     if not box:
         return ""
-    kinds = Counter(gpu.title or gpu.name for gpu in box.gpus)
-    gpus = " + ".join(f"{count}× {short_title(title)}" for title, count in kinds.items())
+    kinds = Counter(gpu.short_title or gpu.name for gpu in box.gpus)
+    gpus = " + ".join(f"{count}× {title}" for title, count in kinds.items())
     title = gpus or cpu_title(box.cpu.model) or box.name
     return f"{box.nodes} × ({title})" if box.gpus and box.nodes > 1 else title
 

@@ -1,5 +1,6 @@
 """`moebox box`: this machine, or a described one."""
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from moebox.cli import flags
 from moebox.cli.display import make_grid, make_table
 from moebox.cli.flags import AsJson, Switch
 from moebox.cli.output import print_result, stderr_console, stdout_console
-from moebox.core.box import Box, Gpu
+from moebox.core.box import Box
 from moebox.core.gpu_list import VISIBLE_DEVICES
 from moebox.units import format_gb, format_gib, format_rate, plural
 
@@ -95,13 +96,8 @@ def gpu_table(box: Box) -> "RenderableType":
     has_nvlink, has_numa = any(gpu.nvlink for gpu in box.gpus), any(gpu.numa is not None for gpu in box.gpus)
     heads += ["NVLink"] * has_nvlink + ["NUMA"] * has_numa
     rows: list[list[RenderableType]] = []
-    groups: list[tuple[int, int, Gpu]] = []  # first and last index
-    for index, gpu in enumerate(box.gpus):
-        if groups and groups[-1][2] == gpu:
-            groups[-1] = (groups[-1][0], index, gpu)
-        else:
-            groups.append((index, index, gpu))
-    for first, last, gpu in groups:
+    for gpu, group in itertools.groupby(range(len(box.gpus)), key=lambda index: box.gpus[index]):
+        first, *others = group
         memory = format_gib(gpu.memory)
         if gpu.memory_free is not None:
             memory = f"{gpu.memory_free / 2**30:.1f} of {memory}"
@@ -110,15 +106,12 @@ def gpu_table(box: Box) -> "RenderableType":
             slot = Text(f"{gpu.pcie.generation}.0 x{gpu.pcie.width}")
             if gpu.degraded_slot:
                 slot = Text(f"{slot.plain} (of x{gpu.pcie.max_width}!)", style="bold red")
-        cells: list[RenderableType] = [str(first) if first == last else f"{first}-{last}", gpu_name(gpu), memory, slot]
+        numbers = f"{first}-{others[-1]}" if others else str(first)
+        cells: list[RenderableType] = [numbers, gpu.short_title, memory, slot]
         cells += [format_rate(gpu.nvlink) if gpu.nvlink else "none"] if has_nvlink else []
         cells += ["unknown" if gpu.numa is None else str(gpu.numa)] if has_numa else []
         rows.append(cells)
     return make_table(heads, rows, left_columns=("GPU", "model"), gap=1)
-
-
-def gpu_name(gpu: Gpu) -> str:
-    return gpu.title.removeprefix("NVIDIA ").removesuffix(" Edition").replace(" Blackwell", "")
 
 
 def _box_facts(box: Box) -> Iterator[tuple[str, str]]:
@@ -127,7 +120,7 @@ def _box_facts(box: Box) -> Iterator[tuple[str, str]]:
 
     for gpu in {gpu.name: gpu for gpu in box.gpus}.values():
         kind = f"{format_rate(gpu.bandwidth)}, sm {gpu.sm}, {gpu.smem:,} B of shared memory a block"
-        yield "GPU", f"{gpu_name(gpu)}: {kind}"
+        yield "GPU", f"{gpu.short_title}: {kind}"
     for index, gpu in enumerate(box.gpus):
         for holder in gpu.holders:
             process = f"pid {holder.pid} {holder.name or '(another user)'}, {format_gb(holder.bytes)}"

@@ -194,8 +194,7 @@ def _print_run(run: Run, record: "RunRecord", *, everything: bool) -> None:
 def read_usage_file(folder: Path) -> list[Document]:
     """Return what each user of `moebox switch` asked for, with energy and money as far as they are known."""
     path = folder / "usage.json"
-    rows = codec.load_json(path) if path.is_file() else []
-    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    return codec.decode(list[Document], codec.load_json(path), where=str(path)) if path.is_file() else []
 
 
 def rm(*run: str, yes: Annotated[bool, Parameter(name=["--yes", "-y"], negative=())] = False) -> int:

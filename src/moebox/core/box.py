@@ -100,6 +100,11 @@ class Gpu:
         return "AMD" if self.generation == "cdna" else "NVIDIA"
 
     @property
+    def short_title(self) -> str:
+        """The title without the words that all GPUs of its kind share."""
+        return self.title.removeprefix("NVIDIA ").removesuffix(" Edition").replace(" Blackwell", "")
+
+    @property
     def degraded_slot(self) -> Pcie | None:
         """The slot, if it has fewer lanes than GPU and slot support."""
         return self.pcie if self.pcie and self.pcie.is_degraded else None

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from moebox.core.endpoint import Endpoint
 from moebox.core.verdict import Score, wilson_score
 from moebox.errors import ExternalError
-from moebox.flows.pace import alternate_order
 from moebox.phantom.question import Question
 from moebox.phantom.questions import QUESTION_FAMILIES as FAMILIES
 from moebox.stream import run_to_end
@@ -95,46 +94,26 @@ class AnswerComparison:
     divergences: tuple[Divergence, ...] = ()
 
 
-def collect_answers(endpoint: Endpoint, *, questions: int = QUESTIONS, seed: int = 0) -> list[ServerAnswer]:
-    """Ask the questions of a seed."""
-
-    async def collect() -> list[ServerAnswer]:
-        async with ExchangeClient(endpoint) as client:
-            session = CheckSession(client, VerifyOptions())
-            with _report_loss(endpoint):
-                await probe_models(session)
-                return [await _ask_question(session, task) for task in draw_tasks(questions, seed)]
-
-    return run_to_end(collect())
+def collect_answers(*endpoints: Endpoint, questions: int = QUESTIONS, seed: int = 0) -> list[list[ServerAnswer]]:
+    """Ask the servers the questions of a seed; two are asked in turn: A B, B A, A B …"""
+    return run_to_end(_collect_answers(endpoints, questions, seed))
 
 
-def collect_from_both(
-    a: Endpoint, b: Endpoint, *, questions: int, seed: int
-) -> tuple[list[ServerAnswer], list[ServerAnswer]]:
-    """Ask two servers the same questions in turn: A B, B A, A B …"""
-    return run_to_end(_collect_both(a, b, draw_tasks(questions, seed)))
-
-
-def draw_tasks(questions: int, seed: int) -> list[Question]:
-    """Draw the questions of a seed."""
+async def _collect_answers(endpoints: Sequence[Endpoint], questions: int, seed: int) -> list[list[ServerAnswer]]:
     rng = random.Random(seed)
-    return [FAMILIES[FAMILY_MIX[index % len(FAMILY_MIX)]].draw(rng, thinking=False) for index in range(questions)]
-
-
-async def _collect_both(
-    a: Endpoint, b: Endpoint, tasks: Sequence[Question]
-) -> tuple[list[ServerAnswer], list[ServerAnswer]]:
-    answers: tuple[list[ServerAnswer], list[ServerAnswer]] = ([], [])
-    async with ExchangeClient(a) as client_a, ExchangeClient(b) as client_b:
-        sessions = (CheckSession(client_a, VerifyOptions()), CheckSession(client_b, VerifyOptions()))
-        for endpoint, session in zip((a, b), sessions, strict=True):
+    asked: list[tuple[Endpoint, CheckSession, list[ServerAnswer]]] = []
+    async with contextlib.AsyncExitStack() as stack:
+        for endpoint in endpoints:
+            client = await stack.enter_async_context(ExchangeClient(endpoint))
+            asked.append((endpoint, CheckSession(client, VerifyOptions()), []))
             with _report_loss(endpoint):
-                await probe_models(session)
-        for number, task in enumerate(tasks):
-            for side in alternate_order(number, (0, 1)):
-                with _report_loss((a, b)[side]):
-                    answers[side].append(await _ask_question(sessions[side], task))
-    return answers
+                await probe_models(asked[-1][1])
+        for number in range(questions):
+            task = FAMILIES[FAMILY_MIX[number % len(FAMILY_MIX)]].draw(rng, thinking=False)
+            for endpoint, session, answers in reversed(asked) if number % 2 else asked:
+                with _report_loss(endpoint):
+                    answers.append(await _ask_question(session, task))
+    return [answers for _, _, answers in asked]
 
 
 @contextlib.contextmanager

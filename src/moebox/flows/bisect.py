@@ -26,7 +26,7 @@ from moebox.environment import chosen_environment
 from moebox.errors import AnswerIsNo, BadInput, ExternalError, MoeboxError, refuse_if
 from moebox.flows.compare import CompareEffort
 from moebox.flows.switch import paused_endpoint
-from moebox.flows.upgrade import Judges, UpgradeEffort, UpgradeResult, try_upgrade, with_engine
+from moebox.flows.upgrade import Judges, UpgradeEffort, try_upgrade, with_engine
 from moebox.serve import installs
 from moebox.serve.install import pip_environment
 from moebox.store import Run, runs_dir
@@ -34,7 +34,6 @@ from moebox.store import Run, runs_dir
 VersionMark = Literal["good", "bad", "skip"]
 JOURNAL = "bisect.json"
 CONFIRMED = 2  # equal judgements of the two neighbours at the end
-Trial = Callable[[Recipe, Recipe, tuple[str, str], Run], UpgradeResult]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +100,6 @@ def bisect_versions(
     tree: str = "",
     box: Box,
     notify: Callable[[str], None],
-    trial: Trial | None = None,
 ) -> Bisection:
     """Find the first bad version. Raise AnswerIsNo if the good end is bad or the bad end is good."""
     sources = [parse_source(end) for end in ends]
@@ -117,17 +115,29 @@ def bisect_versions(
     def install(version: str) -> Recipe:
         return with_engine(recipe, parse_source(version), tree=tree, box=box, notify=lambda text: None)[0]
 
-    def judge(old: Recipe, new: Recipe, names: tuple[str, str], folder: Run) -> UpgradeResult:
+    def judge(version: str) -> tuple[VersionMark, str]:
+        """Judge one version. One that is not installed or does not start is skipped, unless it is the bad end."""
+        is_end = version == candidates[-1]
+        try:
+            new = install(version)
+        except ExternalError as problem:
+            if is_end:
+                raise
+            return "skip", problem.message
+        folder = run.path / f"{run.id}-{sum(map(len, state.marks.values())):02d}"
+        folder.mkdir(exist_ok=True)
         compare = CompareEffort(rounds=6, most_rounds=24, seed=random.randrange(10**6))
-        return try_upgrade(old, new, names, folder, judges=judges, effort=UpgradeEffort(compare=compare), box=box)
+        effort = UpgradeEffort(compare=compare)
+        result = try_upgrade(good, new, ("good", version), Run(folder), judges=judges, effort=effort, box=box)
+        if result.outcome in ("keep", "no difference"):
+            return "good", ""
+        is_bad = result.outcome == "roll back" and ("B" in result.sides or is_end)
+        return "bad" if is_bad else "skip", result.reasons[0] if result.reasons else ""
 
     good = install(candidates[0])
     with paused_endpoint(named, recipe, good, run):
         while version := state.next_version:
-            number = sum(map(len, state.marks.values()))
-            mark, reason = _judge_version(
-                version, good, install, trial or judge, run, number, is_end=version == candidates[-1]
-            )
+            mark, reason = judge(version)
             state = state.with_mark(version, mark, reason)
             run.write_json(JOURNAL, state)
             notify(f"{version}: {mark}{f' ({reason})' if reason else ''}")
@@ -146,27 +156,6 @@ def bisect_versions(
     run.write_json(JOURNAL, state)
     run.write_file("issue.md", issue_text(state))
     return state
-
-
-def _judge_version(
-    version: str, good: Recipe, install: Callable[[str], Recipe], trial: Trial, run: Run, number: int, *, is_end: bool
-) -> tuple[VersionMark, str]:
-    """Judge one version. One that is not installed or does not start is skipped, unless it is the bad end."""
-    try:
-        recipe = install(version)
-    except ExternalError as problem:
-        if is_end:
-            raise
-        return "skip", problem.message
-    folder = run.path / f"{run.id}-{number:02d}"
-    folder.mkdir(exist_ok=True)
-    result = trial(good, recipe, ("good", version), Run(folder))
-    reason = result.reasons[0] if result.reasons else ""
-    if result.outcome in ("keep", "no difference"):
-        return "good", ""
-    if result.outcome == "roll back" and "B" not in result.sides and not is_end:
-        return "skip", reason
-    return ("bad", reason) if result.outcome == "roll back" else ("skip", reason)
 
 
 def _require_ends(state: Bisection) -> None:

@@ -20,7 +20,6 @@ from moebox.flows.answers import (
     AnswerComparison,
     ServerAnswer,
     collect_answers,
-    collect_from_both,
     compare_answers,
 )
 from moebox.flows.gain import CONFIDENCE, paired_gain
@@ -175,7 +174,7 @@ def live_endpoint(target: CompareTarget, name: str, run: Run) -> Iterator[Endpoi
 def measure_both(a: Endpoint, b: Endpoint, effort: CompareEffort) -> tuple[MeasuredSide, MeasuredSide]:
     """Measure two servers that are both up, or one that is compared with itself."""
     before = read_draft_counts(a), read_draft_counts(b)
-    answers = collect_from_both(a, b, questions=effort.questions, seed=effort.seed)
+    answers = collect_answers(a, b, questions=effort.questions, seed=effort.seed)
     paces = []
     loads = _loads(effort)
     for load, words in loads:
@@ -245,7 +244,7 @@ def _measure_one_by_one(
 def measure_side(name: str, endpoint: Endpoint, effort: CompareEffort) -> MeasuredSide:
     with hold_endpoint(endpoint.base_url, "moebox compare"):
         before = read_draft_counts(endpoint)
-        answers = collect_answers(endpoint, questions=effort.questions, seed=effort.seed) if effort.questions else []
+        (answers,) = collect_answers(endpoint, questions=effort.questions, seed=effort.seed)
         paces = tuple(
             measure_speed(endpoint, concurrency=load, rounds=effort.rounds, prompt_words=words)
             for load, words in _loads(effort)

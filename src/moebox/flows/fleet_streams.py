@@ -42,7 +42,7 @@ def run_streams(
     def follow(stream: FollowedStream) -> None:
         number = stream.name.rpartition("-")[2]  # first, so that no two prompts share a prefix
         text = f"{number} is the number of this request. Count upwards from one, a number a line, and do not stop."
-        body = {"model": endpoint.model, "messages": [{"role": "user", "content": text}]}
+        body: dict[str, object] = {"model": endpoint.model, "messages": [{"role": "user", "content": text}]}
         body |= {"max_tokens": tokens, "ignore_eos": True}
         headers = {"X-Request-Id": stream.name}
         try:

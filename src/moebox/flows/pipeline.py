@@ -15,7 +15,6 @@ from moebox import codec
 from moebox.core.event import PipelineBegan, PipelineResumed
 from moebox.core.pipeline import STEPS, Pipeline, PipelineStep, RunRequest, StepName
 from moebox.errors import BadInput, ExternalError, UnknownName
-from moebox.loose import get_number, get_object, get_objects, get_text
 from moebox.store import DISK_FULL_ERRORS, PIPELINE, Run, plain
 from moebox.units import format_seconds
 
@@ -122,16 +121,13 @@ def expected_step_seconds(run: Run) -> dict[str, float]:
 def _read_times(run: Run) -> tuple[tuple[object, ...], dict[str, float]]:
     """The part of a run's request that decides how long steps take, and the seconds of each step."""
     try:
-        document: object = run.read_pipeline()
-    except BadInput:
-        document = None
-    request = get_object(document, "request")
-    seconds = {}
-    for row in get_objects(document, "steps"):
-        state = get_text(row, "state")
-        if state == "done" or (state == "skipped" and get_text(row, "why") != BY_HAND):
-            seconds[get_text(row, "name")] = get_number(row, "seconds") or 0.0
-    return tuple(request.get(name) or "" for name in ("model", "recipe", "box", "twin", "quick")), seconds
+        found = codec.decode(Pipeline, run.read_pipeline() or {"request": {}}, where=run.id)
+    except BadInput:  # damaged, or of an earlier moebox
+        found = Pipeline(request=RunRequest())
+    request = found.request
+    done = [step for step in found.steps if step.state == "done" or (step.state == "skipped" and step.why != BY_HAND)]
+    seconds: dict[str, float] = {step.name: step.seconds for step in done}
+    return (request.model, request.recipe, request.box, request.twin, request.quick), seconds
 
 
 def time_left_text(

@@ -209,8 +209,7 @@ class Runner:
         if self._recipe().runtime.kind != "embedded":
             from moebox.flows.rehearse import rehearse
 
-            found = rehearse(deploy(self._recipe()), self.run)
-            self._figures |= {"rehearsed": str(getattr(found, "summary", "") or "booted, prompted, stopped")}
+            self._figures |= {"rehearsed": rehearse(deploy(self._recipe()), self.run).summary}
             return
         from moebox.flows.calibrate import calibrate
         from moebox.planner.speed import Speed

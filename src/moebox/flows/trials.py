@@ -179,7 +179,7 @@ class TrialRunner:
             if trial.verdict == "fail":
                 return trial
             drafts = pace.read_draft_counts(live.endpoint)
-            replies = answers.collect_answers(live.endpoint, questions=effort.questions)
+            (replies,) = answers.collect_answers(live.endpoint, questions=effort.questions)
             folder.write_json("answers.json", replies)
             speed, watts = self.measure_speed(live, folder)
             accepted = pace.acceptance_rate(drafts, pace.read_draft_counts(live.endpoint))

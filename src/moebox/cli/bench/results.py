@@ -9,9 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from moebox import codec, files
+from moebox.cli.display import LiveDisplay
 from moebox.cli.output import check_writable
 from moebox.cli.target import open_run
 from moebox.core.endpoint import Endpoint
@@ -190,33 +191,25 @@ class ResultKeeper:
             self.lost = self.lost or ExternalError(problem.message, hint=problem.hint)
 
 
-class LiveLine:
+class LiveLine(LiveDisplay):
     """Progress, time left, speed, TTFT and errors, with the speed so far as a sparkline below; on a terminal only."""
 
     def __init__(self, console: "Console", title: str, *, total: int = 0, duration_s: float = 0.0) -> None:
-        from rich.live import Live
-
-        self._live = Live(console=console, refresh_per_second=4, transient=True)
         self._console = console
         self._title, self._total, self._duration = title, total, duration_s
         self._tokens, self._at, self._rate, self._ttft = 0, 0.0, 0.0, 0.0
         self._rates: list[float] = []  # tok/s since the first token, one for each half second or more
 
-    def __enter__(self) -> "LiveLine":
-        if self._console.is_terminal:
-            self._live.start()
+    def __enter__(self) -> Self:
+        self.start_live(self._console, per_second=4)
         return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._console.is_terminal:
-            self._live.stop()
 
     def __call__(self, workers: "list[LoadProgress]", elapsed_s: float) -> None:
         from rich.console import Group
 
-        if self._console.is_terminal and workers:
+        if self.live and workers:
             width = self._console.width
-            self._live.update(Group(self.progress_line(workers, elapsed_s, width), self.speed_line(width)))
+            self.live.update(Group(self.progress_line(workers, elapsed_s, width), self.speed_line(width)))
 
     def progress_line(self, workers: "list[LoadProgress]", elapsed_s: float, width: int) -> "Text":
         """Return a line of at most `width` cells; the least important parts are left out first."""

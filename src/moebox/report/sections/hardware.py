@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from moebox import units
 from moebox.assess.assessment import Tone
 from moebox.assess.format import format_gib, group_by, join_names
-from moebox.assess.naming import box_title, cpu_title, short_title
+from moebox.assess.naming import box_title, cpu_title
 from moebox.core.box import Box
 from moebox.report.block import Block, CustomBlock, ReportTable, Section, table_columns, text_cell
 from moebox.report.palette import run_colour
@@ -123,7 +123,7 @@ def gpu_box(box: Box, index: int) -> GpuBox:
     gpu = box.gpus[index]
     slot = f"PCIe {gpu.pcie.generation} ×{gpu.pcie.width}" if gpu.pcie else ""
     warn = f"runs at ×{gpu.degraded_slot.width}, could be ×{gpu.degraded_slot.max_width}" if gpu.degraded_slot else ""
-    title = (short_title(gpu.title) or gpu.name) if box.is_mixed else ""
+    title = (gpu.short_title or gpu.name) if box.is_mixed else ""
     return GpuBox(index=index, title=title, memory=format_gib(gpu.memory), slot=slot, warn=warn)
 
 
