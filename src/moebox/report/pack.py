@@ -18,9 +18,8 @@ from moebox.detect.bundle import gpu_text, link_text
 from moebox.errors import BadInput, ExternalError, MoeboxError
 from moebox.escape import escape_markdown as escape
 from moebox.render import render
-from moebox.report.block import CustomBlock
 from moebox.report.files import OUTPUT_HINT, make_page, save_file
-from moebox.report.markdown import assessment_lines, custom_lines, render_markdown
+from moebox.report.markdown import load_template, render_markdown
 from moebox.report.page import ReportPage, render_html
 from moebox.report.tidy import redact_text
 from moebox.runs.record import RunRecord
@@ -96,7 +95,7 @@ def fill_package(runs: Sequence[Run], folder: Path, *, pdf: bool) -> list[str]:
         inside = folder if len(runs) == 1 else folder / "runs" / run.id
         write_launch_files(record, inside, left_out)
         copy_run(run, inside, left_out)
-    save_file(folder / "FINDINGS.md", redact_text(findings_text(page)))
+    save_file(folder / "FINDINGS.md", redact_text(load_template("findings.md").render(page=page).rstrip() + "\n"))
     save_file(folder / "README.md", redact_text(readme_text(page, folder, left_out)))
     return left_out
 
@@ -153,24 +152,11 @@ def copy_file(source: Path, target: Path, left_out: list[str]) -> None:
         left_out.append(problem.message.replace(str(source), source.name))
 
 
-def findings_text(page: ReportPage) -> str:
-    """FINDINGS.md: problems, recommendations and attempts, without drawings."""
-    lines = [f"# Findings: {escape(page.title)}", ""]
-    sections = [section for section in page.sections if section.id in ("problems", "advice", "attempts")]
-    for section in sections:
-        lines += [f"## {section.title}", ""]
-        for block in section.blocks:
-            lines += custom_lines(block) if isinstance(block, CustomBlock) else []
-    if not sections:
-        lines += ["No problem was met, and no rule applied.", ""]
-    return "\n".join(lines)
-
-
 def readme_text(page: ReportPage, folder: Path, left_out: list[str]) -> str:
     """README.md: the assessment, the contents of the folder, and how to run it again."""
     lines = [f"# {escape(page.title)}", "", escape(page.subtitle), ""]
     lines += ["**Simulation: no GPU produced these figures.**", ""] if page.simulated_runs else []
-    lines += assessment_lines(page)
+    lines += load_template("blocks.md").module.assessments(page).splitlines()
     lines += [f"- {escape(advice.title)}. {escape(advice.text)}" for advice in recommend(page.records)[:3]]
     lines += ["", "## Contents", ""]
     lines += [f"- `{name}`: {text}" for name, text in ABOUT.items() if (folder / name).exists()]

@@ -21,18 +21,17 @@ from moebox.escape import escape_invisible
 from moebox.report import palette
 from moebox.report.block import Section
 from moebox.report.palette import run_colour
-from moebox.report.sections.checks import checks_section
+from moebox.report.sections.checks import check_evidence, checks_section, probe_evidence, score_text
 from moebox.report.sections.climb import climb_section
 from moebox.report.sections.compare import compare_section
 from moebox.report.sections.hardware import hardware_section
 from moebox.report.sections.kernels import kernels_section
-from moebox.report.sections.launches import attempts_section, problems_section
+from moebox.report.sections.launches import attempts_section, problems_section, recommendations_section
 from moebox.report.sections.memory import memory_section
 from moebox.report.sections.models import models_section
 from moebox.report.sections.performance import performance_section
 from moebox.report.sections.plan import plan_section
 from moebox.report.sections.quality import quality_section
-from moebox.report.sections.recommendations import recommendations_section
 from moebox.report.sections.reproduce import notes_section, reproduce_section
 from moebox.report.sections.summary import summary_section
 from moebox.report.sections.tables import figures_section
@@ -131,7 +130,8 @@ def jinja_environment(*packages: str) -> "Environment":
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters["ticked"] = code_in_ticks
+    made.filters |= {"ticked": code_in_ticks, "score": score_text}
+    made.filters |= {"check_evidence": check_evidence, "probe_evidence": probe_evidence}
     return made
 
 

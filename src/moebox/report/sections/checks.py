@@ -2,11 +2,10 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from moebox.assess.assessment import Tone
 from moebox.assess.format import join_names, unique_names
-from moebox.core.verdict import CheckVerdict, HttpExchange, Mark, Score
+from moebox.core.verdict import CheckVerdict, Mark, Probe, Score
 from moebox.redact import hide_secrets
 from moebox.report.block import Block, CustomBlock, ReportTable, Section, table_columns, text_cell
 from moebox.report.palette import run_colour
@@ -16,26 +15,6 @@ TONES: dict[Mark, Tone] = {"pass": "good", "fail": "bad", "skip": "quiet", "warn
 SIGNS: dict[Mark, str] = {"pass": "✓ pass", "fail": "✗ fail", "skip": "– skipped", "warn": "! warning"}
 MAX_PIECES, MAX_FAILED_PIECES = 2, 12  # pieces of evidence shown for a probe; more for one that failed
 MAX_EVIDENCE_CHARS = 4_000  # of one piece; the file in the run folder has all of it
-Evidence = tuple[tuple[str, str], ...]  # title, text
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeView:
-    name: str
-    mark: Mark
-    detail: str
-    evidence: Evidence
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckView:
-    name: str
-    mark: Mark
-    detail: str
-    score: str
-    quirks: tuple[str, ...]
-    probes: tuple[ProbeView, ...]
-    evidence: Evidence
 
 
 def checks_section(records: Sequence[RunRecord]) -> Section:
@@ -53,9 +32,8 @@ def checks_section(records: Sequence[RunRecord]) -> Section:
         columns = table_columns(*heads, text=range(len(heads)))
         blocks.append(ReportTable(columns=columns, rows=tuple(rows), sortable=False))
     for index, record in enumerate(records):
-        if record.all_checks:
-            views = [check_view(check) for check in record.all_checks]
-            data = {"name": record.page_label, "colour": run_colour(index), "checks": views, "signs": SIGNS}
+        if checks := record.all_checks:
+            data = {"name": record.page_label, "colour": run_colour(index), "checks": checks, "signs": SIGNS}
             blocks.append(CustomBlock(kind="checks", data=data))
     lead = " ".join(record.sentence_prefix + checks_sentence(record) for record in checked)
     return Section(id="checks", title="Does it answer right", lead=lead, blocks=tuple(blocks))
@@ -74,52 +52,33 @@ def checks_sentence(record: RunRecord) -> str:
     return f"{text}."
 
 
-def check_view(check: CheckVerdict) -> CheckView:
-    """A check with its probes and as much evidence as a page can hold."""
-    probes = tuple(
-        ProbeView(
-            name=probe.name,
-            mark=probe.verdict,
-            detail=probe.reason,
-            evidence=evidence_texts(probe.evidence, MAX_FAILED_PIECES if probe.verdict == "fail" else MAX_PIECES),
-        )
-        for probe in check.probes
-    )
-    return CheckView(
-        name=check.name,
-        mark=check.verdict,
-        detail=check.reason,
-        score=score_text(check.score) if check.score else "",
-        quirks=check.habits,
-        probes=probes,
-        evidence=tuple(
-            (title, limit_text(text))
-            for title, text in (
-                ("evidence", check.evidence),
-                ("likely cause", ", ".join(f"{cause.part} {cause.share:.0%}" for cause in check.causes)),
-                ("reproduce", check.reproduction.curl if check.reproduction else ""),
-            )
-            if text
-        ),
-    )
-
-
-def score_text(score: Score) -> str:
+def score_text(score: Score | None) -> str:
     """ "11 of 12 (95%: 65–99%)"."""
+    if score is None:
+        return ""
     return f"{score.passed} of {score.trials} (95%: {score.low * 100:.0f}–{score.high * 100:.0f}%)"
 
 
-def evidence_texts(exchanges: Sequence[HttpExchange], max_pieces: int) -> Evidence:
-    """Requests and replies with titles; the run folder keeps those beyond `max_pieces`."""
+def check_evidence(check: CheckVerdict) -> list[tuple[str, str]]:
+    """The texts about a whole check that there are, with titles."""
+    causes = ", ".join(f"{cause.part} {cause.share:.0%}" for cause in check.causes)
+    curl = check.reproduction.curl if check.reproduction else ""
+    texts = (("evidence", check.evidence), ("likely cause", causes), ("reproduce", curl))
+    return [(title, limit_text(text)) for title, text in texts if text]
+
+
+def probe_evidence(probe: Probe) -> list[tuple[str, str]]:
+    """Requests and replies with titles, as many as a page can hold; the run folder keeps the others."""
+    max_pieces = MAX_FAILED_PIECES if probe.verdict == "fail" else MAX_PIECES
     pieces: list[tuple[str, object]] = []
-    for number, exchange in enumerate(exchanges, 1):
+    for number, exchange in enumerate(probe.evidence, 1):
         if exchange.request not in (None, "", [], {}):
             pieces.append((f"{number}: {exchange.method} {exchange.url}", exchange.request))
         after = f" after {exchange.seconds:.2f} s" if exchange.seconds else ""
         pieces.append((f"{number}: {exchange.error or f'status {exchange.status}{after}'}", exchange.response))
-    texts = tuple((title, limit_text(value)) for title, value in pieces[:max_pieces])
+    texts = [(title, limit_text(value)) for title, value in pieces[:max_pieces]]
     more = len(pieces) - max_pieces
-    return texts if more <= 0 else (*texts, ("and more", f"{more} more pieces of evidence in the run folder"))
+    return texts if more <= 0 else [*texts, ("and more", f"{more} more pieces of evidence in the run folder")]
 
 
 def limit_text(value: object) -> str:

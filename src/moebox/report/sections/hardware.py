@@ -1,13 +1,13 @@
 """The box: its parts, and how its GPUs are connected."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from moebox import units
 from moebox.assess.assessment import Tone
 from moebox.assess.format import format_gib, group_by, join_names
 from moebox.assess.naming import box_title, cpu_title
 from moebox.core.box import Box
+from moebox.loose import Document
 from moebox.report.block import Block, CustomBlock, ReportTable, Section, table_columns, text_cell
 from moebox.report.palette import run_colour
 from moebox.runs.record import RunRecord
@@ -15,36 +15,6 @@ from moebox.runs.record import RunRecord
 NEAR = ("pix", "pxb")  # links behind one PCIe switch, by nvidia-smi topo's names
 LINK_NAMES = {"nvlink": "NVLink", "pix": "PIX", "pxb": "PXB", "phb": "PHB", "node": "NODE", "sys": "SYS"}
 MAX_MATRIX_GPUS = 16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuBox:
-    index: int
-    title: str
-    memory: str
-    slot: str
-    warn: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NumaNode:
-    """One NUMA node: groups of GPUs by PCIe switch."""
-
-    title: str
-    groups: tuple[tuple[str, tuple[GpuBox, ...]], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopologyDrawing:
-    """One box as it is drawn."""
-
-    title: str
-    host: str
-    nodes: tuple[NumaNode, ...]
-    fabric: str
-    facts: tuple[tuple[str, str], ...]
-    notes: tuple[str, ...]
-    runs: tuple[tuple[str, int], ...]  # labels and colours of its runs, if there are several boxes
 
 
 def hardware_section(records: Sequence[RunRecord]) -> Section:
@@ -59,8 +29,8 @@ def hardware_section(records: Sequence[RunRecord]) -> Section:
                 runs.append(index)
     blocks: list[Block] = []
     for box, runs in boxes:
-        labels = tuple((records[index].label, run_colour(index)) for index in runs) if len(boxes) > 1 else ()
-        blocks.append(CustomBlock(kind="topology", data=topology_drawing(box, records[runs[0]], labels)))
+        labels = [(records[index].label, run_colour(index)) for index in runs] if len(boxes) > 1 else []
+        blocks.append(CustomBlock(kind="topology", data=topology_drawing(box, records[runs[0]]) | {"runs": labels}))
         if box.links and len(box.gpus) <= MAX_MATRIX_GPUS:
             blocks.append(link_matrix(box))
     lead = hardware_lead(boxes[0][0]) if len(boxes) == 1 else ""
@@ -86,15 +56,13 @@ def has_nvlink(box: Box) -> bool:
     return any(gpu.nvlink for gpu in box.gpus) or any(link.kind == "nvlink" for link in box.links)
 
 
-def topology_drawing(box: Box, record: RunRecord, runs: tuple[tuple[str, int], ...]) -> TopologyDrawing:
-    """The box as host, NUMA nodes, PCIe switches and GPUs."""
+def topology_drawing(box: Box, record: RunRecord) -> Document:
+    """The box as host, NUMA nodes, PCIe switches and GPUs, for the template."""
     homes = group_by(range(len(box.gpus)), lambda index: box.gpus[index].numa or 0)
     nodes = []
     for home, members in sorted(homes.items()):
-        groups = tuple(
-            (name, tuple(gpu_box(box, index) for index in group)) for name, group in switch_groups(box, members)
-        )
-        nodes.append(NumaNode(title=f"NUMA node {home}" if len(homes) > 1 else "", groups=groups))
+        groups = [(name, [gpu_facts(box, index) for index in group]) for name, group in switch_groups(box, members)]
+        nodes.append({"title": f"NUMA node {home}" if len(homes) > 1 else "", "groups": groups})
     rates = [gpu.nvlink for gpu in box.gpus if gpu.nvlink]
     fabric = "NVLink between the pairs marked in the matrix" if has_nvlink(box) else ""
     if rates:
@@ -107,24 +75,23 @@ def topology_drawing(box: Box, record: RunRecord, runs: tuple[tuple[str, int], .
         f"{format_gib(box.ram, 0)} RAM" if box.ram else "",
         units.format_rate(box.ram_rate) if box.ram_rate else "",
     )
-    return TopologyDrawing(
-        title=box_title(record),
-        host=", ".join(filter(None, host)),
-        nodes=tuple(nodes),
-        fabric=fabric,
-        facts=tuple((name, value) for name, value in box_facts(box).items() if value),
-        notes=record.info.box_notes,
-        runs=runs,
-    )
+    return {
+        "title": box_title(record),
+        "host": ", ".join(filter(None, host)),
+        "nodes": nodes,
+        "fabric": fabric,
+        "facts": [(name, value) for name, value in box_facts(box).items() if value],
+        "notes": record.info.box_notes,
+    }
 
 
-def gpu_box(box: Box, index: int) -> GpuBox:
+def gpu_facts(box: Box, index: int) -> Document:
     """One GPU; its name only if the box has several kinds."""
     gpu = box.gpus[index]
     slot = f"PCIe {gpu.pcie.generation} ×{gpu.pcie.width}" if gpu.pcie else ""
     warn = f"runs at ×{gpu.degraded_slot.width}, could be ×{gpu.degraded_slot.max_width}" if gpu.degraded_slot else ""
     title = (gpu.short_title or gpu.name) if box.is_mixed else ""
-    return GpuBox(index=index, title=title, memory=format_gib(gpu.memory), slot=slot, warn=warn)
+    return {"index": index, "title": title, "memory": format_gib(gpu.memory), "slot": slot, "warn": warn}
 
 
 def switch_groups(box: Box, members: list[int]) -> list[tuple[str, list[int]]]:

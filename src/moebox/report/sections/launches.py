@@ -1,4 +1,4 @@
-"""Attempts to start an engine with their outcomes, and the known problems that were met."""
+"""Attempts to start an engine with their outcomes, the known problems that were met, and recommendations."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from moebox import units
 from moebox.assess.assessment import Tone
 from moebox.assess.format import count_phrase
+from moebox.assess.recommend import recommend
 from moebox.report.bars import draw_phases
 from moebox.report.block import Block, Charts, CustomBlock, Section, titled_chart
 from moebox.report.palette import run_colour
@@ -66,3 +67,11 @@ def problems_section(records: Sequence[RunRecord]) -> Section:
             entry.runs += [(record.page_label, run_colour(index))] if record.page_label else []
     blocks = (CustomBlock(kind="problems", data=list(entries.values())),) if entries else ()
     return Section(id="problems", title="Problems met", blocks=blocks)
+
+
+def recommendations_section(records: Sequence[RunRecord]) -> Section:
+    """What to do about these runs, each with its rule."""
+    rows = [{"advice": advice, "colours": [*map(run_colour, advice.runs)]} for advice in recommend(records)]
+    lead = "Derived from the figures above by the rules given; nothing here is general advice."
+    blocks = (CustomBlock(kind="recommendations", data=rows),) if rows else ()
+    return Section(id="advice", title="Recommendations", lead=lead, blocks=blocks)
