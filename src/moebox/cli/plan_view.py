@@ -20,7 +20,7 @@ from moebox.core.registry import engine_display_name, engine_traits
 from moebox.engines.reasons import flag_reason
 from moebox.errors import BadInput, MoeboxError, NotInstalled
 from moebox.planner.rate import comparison_request
-from moebox.units import format_count, format_gib, format_range, format_rate, format_seconds, format_tok_s
+from moebox.units import format_count, format_gib, format_range, format_rate, format_seconds, format_tok_s, plural
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -95,20 +95,16 @@ def answer(plan: Plan, model: Model, steps: NextSteps, *, width: int) -> Assessm
     return Assessment(cells=(*cells, AssessmentCell(name="more", text=rest)))
 
 
-def ram_text(ram: DeviceMemory) -> tuple[str, Tone]:
-    """Return what weights, system and server take of the RAM; a warning if little is left."""
-    used, kept = (ram.total - ram.free - ram.overhead) / 2**30, ram.overhead / 2**30
-    text = f"{used:,.0f} of {ram.total / 2**30:,.0f} GiB of RAM, {kept:,.0f} for system and server"
-    if ram.free < LITTLE_RAM * ram.total:
-        return f"{text}: only {ram.free / 2**30:,.1f} left", "warn"
-    return text, "good"
-
-
 def fit_cell(plan: Plan) -> AssessmentCell:
     """Return one line of memory, of the fullest GPU or of the RAM; then what the cache holds."""
     gpus = [device for device in plan.memory.devices if device.device.startswith("gpu")]
-    ram = next((device for device in plan.memory.devices if device.device == "ram" and device.weights_total), None)
-    cache, (in_ram, tone) = cache_text(plan), ram_text(ram) if ram else ("", "good")
+    cache, in_ram = cache_text(plan), ""
+    tone: Tone = "good"
+    for ram in (device for device in plan.memory.devices if device.device == "ram" and device.weights_total):
+        used, kept = (ram.total - ram.free - ram.overhead) / 2**30, ram.overhead / 2**30
+        in_ram = f"{used:,.0f} of {ram.total / 2**30:,.0f} GiB of RAM, {kept:,.0f} for system and server"
+        if ram.free < LITTLE_RAM * ram.total:
+            in_ram, tone = f"{in_ram}: only {ram.free / 2**30:,.1f} left", "warn"
     if not gpus:
         return AssessmentCell(name="fits", text=in_ram, tone=tone, detail=cache)
     fullest = max(gpus, key=lambda device: (device.total - device.free, device.weights_total))
@@ -131,9 +127,8 @@ def speed_cell(plan: Plan) -> AssessmentCell:
     rows = sorted((row for row in plan.forecast if row.context == context), key=lambda row: row.concurrency)
     loads = []
     for row in rows if len(rows) < 4 else (rows[0], *rows[-2:]):
-        streams = "stream" if row.concurrency == 1 else "streams"
         rate = f"{format_tok_s(row.decode_tok_s)} ({format_range(row.low_tok_s, row.high_tok_s)})"
-        loads.append(f"{rate} with {row.concurrency} {streams}")
+        loads.append(f"{rate} with {plural(row.concurrency, 'stream')}")
     prompt = f"at {format_count(context)} tokens of context, which are read in about {format_seconds(rows[0].ttft_s)}"
     return AssessmentCell(name="speed", text=", ".join(loads), detail=f"{prompt}; {plan.measured or range_text(plan)}")
 
@@ -150,8 +145,7 @@ def whole_page(plan: Plan, model: Model, steps: NextSteps) -> "RenderableType":
         "alternatives" if plan.alternatives else "throughput": alternatives_part(plan),
         "quality of formats": quality_part(plan),
     }
-    if plan.refused:
-        refused = list(plan.refused.items())[:4]
+    if refused := list(plan.refused.items())[:4]:
         rows = (("-", Text.assemble((name, "bold"), f": {reason}")) for name, reason in refused)
         sections["rejected"] = make_grid(rows)
     if plan.warnings:
@@ -241,9 +235,7 @@ def memory_part(plan: Plan) -> "RenderableType":
     bars.add_column(no_wrap=True, justify="right")
     for name, device in groups.items():
         bars.add_row(name, MemoryBar(device), format_gib(device.total))
-    figures = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    figures.add_column("")
-    figures.add_column("GiB")
+    figures = Table("", "GiB", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in groups:
         figures.add_column(name, justify="right")
     for index, (part, letter, colour, _) in enumerate(PARTS):

@@ -115,7 +115,7 @@ def rank_by_worth(viable: list[RatedCandidate]) -> list[RatedCandidate]:
 
 
 def prefer_installed(ranked: list[RatedCandidate], box: Box) -> list[RatedCandidate]:
-    """Put the best candidate of an engine that the box has first, unless the forecast tells it from the best of all."""
+    """Put the best candidate of an engine that the box has first, unless its forecast differs from the best of all."""
     best, installed = ranked[0], box.host.engines if box.host else {}
     names = {name.removesuffix(EMBEDDED) for name in installed if not (box.gpus and name.endswith(EMBEDDED))}
     if best.constraints.engine or best.recipe.engine in names:
