@@ -33,6 +33,7 @@ from moebox.planner.forecast import ForecastRow
 from moebox.planner.kv_tiers import cache_tiers
 from moebox.planner.rate import sizes_up_to
 from moebox.planner.simulate import STREAMS, scheduler_rules, simulated_workloads
+from moebox.planner.speed import Speed
 from moebox.planner.speed.links import describe_network
 from moebox.planner.speed.ranges import RangeKind
 from moebox.units import format_count
@@ -249,6 +250,21 @@ def forecast_document(mode: Mode, target: ForecastTarget, rows: list[ForecastRow
     }
 
 
+def describe_range(mode: Mode, speed: Speed, rows: list[ForecastRow]) -> str:
+    """Return the range of the forecast, the widest if rows have their own, and what it rests on."""
+    prompts = f"; prompts and TTFT {speed.range_text('prompt')}" if mode in ("serving", "stream") else ""
+    if not speed.measured:
+        return f"forecast, not a measurement: expect {speed.range_text(RANGES[mode])}{prompts}"
+    ratios = [
+        row[edge] / row["output_throughput"] - 1
+        for row in rows
+        for edge in ("low_tok_s", "high_tok_s")
+        if row.get("output_throughput")
+    ]
+    served = f"; out tok/s {min(ratios):+.0%} to {max(ratios):+.0%}" if ratios else ""
+    return f"{speed.measured.text}{served}{prompts}"
+
+
 def forecast_page(
     mode: Mode, target: ForecastTarget, rows: list[ForecastRow], tiers: Sequence[ForecastRow] = ()
 ) -> "RenderableType":
@@ -272,18 +288,7 @@ def forecast_page(
     if tiers:
         heads, lines, remark = tier_table(tiers)
         parts += [Text(), make_table(heads, lines), Text(remark)]
-    if speed.measured:
-        source = speed.measured.text
-        done = [row for row in rows if row.get("output_throughput")]
-        if done:
-            low = min(row["low_tok_s"] / row["output_throughput"] for row in done) - 1
-            high = max(row["high_tok_s"] / row["output_throughput"] for row in done) - 1
-            source += f"; out tok/s {low:+.0%} to {high:+.0%}"
-    else:
-        source = f"forecast, not a measurement: expect {speed.range_text(RANGES[mode])}"
-    if mode in ("serving", "stream"):
-        source += f"; prompts and TTFT {speed.range_text('prompt')}"
-    parts.append(Text(source, style="dim"))
+    parts.append(Text(describe_range(mode, speed, rows), style="dim"))
     if recipe.parallel.nodes > 1:
         parts.append(Text(describe_network(target.box), style="dim"))
     known = [warning for warning in target.warnings if warning.severity != "note"]

@@ -16,9 +16,9 @@ from moebox.cli.plan_quality import quality_part
 from moebox.core.divergence import find_divergence
 from moebox.core.model import Component, Model
 from moebox.core.plan import ArithmeticLine, DeviceMemory, Forecast, Plan
-from moebox.core.registry import engine_display_name, engine_traits
+from moebox.core.registry import engine_display_name
 from moebox.engines.reasons import flag_reason
-from moebox.errors import BadInput, MoeboxError, NotInstalled
+from moebox.errors import BadInput, NotInstalled
 from moebox.planner.rate import comparison_request
 from moebox.units import format_count, format_gib, format_range, format_rate, format_seconds, format_tok_s, plural
 
@@ -77,13 +77,10 @@ def answer(plan: Plan, model: Model, steps: NextSteps, *, width: int) -> Assessm
     if warnings:
         more = len(warnings) - SHOWN_WARNINGS
         cells.append(AssessmentCell(name="", text=f"{more} more: --why" if more > 0 else "in full: --why"))
-    if steps.here and (missing := missing_engine(plan)):
-        cells.append(AssessmentCell(name="install", text=missing.message, tone="warn", detail=missing.hint or ""))
-    up, refusal = steps.up_command(plan), weights_refusal(plan)
+    up, refusal = steps.up_command(plan), start_refusal(plan, here=steps.here)
     if refusal:
-        cells.append(
-            AssessmentCell(name="next", text=steps.save, command=True, tone="warn", detail=f"up refuses it: {refusal}")
-        )
+        text, detail = up if steps.saved else steps.save, f"up refuses it: {refusal}"
+        cells.append(AssessmentCell(name="next", text=text, command=True, tone="warn", detail=detail))
     elif steps.saved:
         then = "" if steps.here else "on the box of the plan"
         cells.append(AssessmentCell(name="next", text=up, command=True, detail=then))
@@ -331,35 +328,25 @@ def next_part(plan: Plan, steps: NextSteps) -> "RenderableType":
     launch = engines.build_launch(deployment)
     argv = engines.launch_command(deployment, launch, home=str(Path.home()))
     table = make_grid(("$", Text(line)) for line in lines)
-    refusal = weights_refusal(plan)
+    refusal = start_refusal(plan, here=steps.here)
     text = f"which refuses: {refusal}" if refusal else f"which runs: {engines.shell_text(launch, argv)}"
     table.add_row("", Text(text, style="dim", overflow="fold"))
     return table
 
 
-def weights_refusal(plan: Plan) -> str:
-    """Return why `up` would refuse the recipe for want of a weights file, and what to do; "" if it would not."""
+def start_refusal(plan: Plan, *, here: bool) -> str:
+    """Return why `up` would refuse the recipe: no weights, or no engine on this machine. "" if it would not."""
+    deployment, runtime = deploy(plan.recipe), plan.recipe.runtime.kind
+    program = deployment.engine.program
     try:
-        engines.require_weights_file(deploy(plan.recipe))
-    except BadInput as problem:
+        engines.require_weights_file(deployment)
+        if here and runtime != "embedded" and not (program and shutil.which(program[0])):
+            from moebox.serve.order import require_engine
+
+            require_engine(deployment)
+    except (BadInput, NotInstalled) as problem:
         return f"{problem.message}; {problem.hint}"
     return ""
-
-
-def missing_engine(plan: Plan) -> NotInstalled | None:
-    """Return why `up` could not start the plan's engine on this machine, and how to install it."""
-    program = engine_traits(plan.recipe.engine).program
-    if plan.recipe.runtime.kind == "embedded" or (program and shutil.which(program[0])):
-        return None
-    from moebox.serve.order import require_engine
-
-    try:
-        require_engine(deploy(plan.recipe))
-    except NotInstalled as problem:
-        return problem
-    except MoeboxError:  # `up` reports it
-        return None
-    return None
 
 
 def arithmetic_page(plan: Plan, model: Model) -> "RenderableType":

@@ -191,6 +191,13 @@ class Box:
         """Bytes per second of RAM: measured, else theoretical; 0 if unknown."""
         return self.ram_bandwidth_measured or self.ram_bandwidth
 
+    def engine_runtime(self, engine: str) -> Literal["native", "embedded", ""]:
+        """How the detected machine can run an engine; "" if it is not installed, or not known."""
+        installed = self.host.engines if self.host else {}
+        if engine in installed:
+            return "native"
+        return "embedded" if engine + EMBEDDED in installed and not self.gpus else ""
+
     @property
     def links_by_pair(self) -> dict[tuple[int, int], Link]:
         """Links by the two GPUs, in either order."""

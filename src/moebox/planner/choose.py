@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from moebox.core.box import EMBEDDED, Box
+from moebox.core.box import Box
 from moebox.core.model import Checkpoint, Model
 from moebox.core.plan import Plan
-from moebox.core.recipe import Climb, Recipe, Runtime
+from moebox.core.recipe import Climb
 from moebox.engines.engine import load_engine
 from moebox.errors import UnknownName, refuse_if
 from moebox.planner import explain, no_fit, prefer, warnings
@@ -28,11 +28,13 @@ def choose_plan(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], con
     if not viable:
         raise no_fit.no_fit_error(box, model, checkpoints, constraints, tried)
     best, *others = prefer_installed(rank_by_worth(viable), box)
-    climb = viable_climb(best)
+    climb, runtime = viable_climb(best), best.recipe.runtime
+    if box.engine_runtime(best.recipe.engine) == "embedded":
+        runtime = replace(runtime, kind="embedded")
     memory_lines = load_engine(best.recipe.engine).memory_lines(best.deployment, best.memory)
     step_lines = best.speed.explain_lines(best.streams, min(PROMPT_TOKENS, best.recipe.context))
     return Plan(
-        recipe=replace(best.recipe, climb=climb, runtime=installed_runtime(best.recipe, box)),
+        recipe=replace(best.recipe, climb=climb, runtime=runtime),
         box=box.name,
         goal=constraints.goal,
         memory=best.memory,
@@ -115,19 +117,11 @@ def rank_by_worth(viable: list[RatedCandidate]) -> list[RatedCandidate]:
 
 
 def prefer_installed(ranked: list[RatedCandidate], box: Box) -> list[RatedCandidate]:
-    """Put the best candidate of an engine that the box has first, unless its forecast differs from the best of all."""
-    best, installed = ranked[0], box.host.engines if box.host else {}
-    names = {name.removesuffix(EMBEDDED) for name in installed if not (box.gpus and name.endswith(EMBEDDED))}
-    if best.constraints.engine or best.recipe.engine in names:
+    """Put the best candidate of an installed engine first if the forecast shows no difference from the best of all."""
+    best = ranked[0]
+    if best.constraints.engine or box.engine_runtime(best.recipe.engine):
         return ranked
-    for other in ranked[1:]:
-        if other.recipe.engine in names and explain.compare_figures(other, best) == explain.NO_DIFFERENCE:
-            return [other, *(each for each in ranked if each is not other)]
-    return ranked
-
-
-def installed_runtime(recipe: Recipe, box: Box) -> Runtime:
-    """Return the recipe's runtime, or the embedded one if a box without a GPU has the engine in no other way."""
-    installed = box.host.engines if box.host else {}
-    is_embedded = not box.gpus and f"{recipe.engine}{EMBEDDED}" in installed and recipe.engine not in installed
-    return replace(recipe.runtime, kind="embedded") if is_embedded else recipe.runtime
+    others = (other for other in ranked if box.engine_runtime(other.recipe.engine))
+    same = (other for other in others if explain.compare_figures(other, best) == explain.NO_DIFFERENCE)
+    chosen = next(same, best)
+    return [chosen, *(other for other in ranked if other is not chosen)]
