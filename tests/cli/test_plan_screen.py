@@ -80,10 +80,8 @@ def test_the_next_command_saves_the_same_plan(words: str, capsys: pytest.Capture
 
 def test_on_this_machine_the_next_command_starts_the_engine(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     """Without --box the plan is for this machine: one line saves the recipe and starts it."""
-    from moebox import phantom
-
     model = tmp_path / "a model.gguf"
-    model.symlink_to(phantom.latent_path())
+    model.symlink_to(gguf_path())
     assert main(["plan", str(model)]) == 0
     saving, starting = next_command(capsys.readouterr().out).split(" && ")
 
