@@ -27,6 +27,7 @@ EMBEDDING = "embed_tokens.weight"
 ROUTERS = ("mlp.gate.weight", "block_sparse_moe.gate.weight", "mlp.router.weight")
 OUTPUT = "self_attn.o_proj.weight"
 SAMPLED = (EMBEDDING, *ROUTERS, OUTPUT)
+AGAIN = "the file is cut or damaged: download it again"
 UNPACKED_TYPES = ("BF16", "F16", "F32", "F8_E4M3")  # the shape is that of the matrix; packed types have another
 MAX_PADDING = 1024  # rows of an embedding beyond the vocabulary, so that it divides over GPUs
 
@@ -91,10 +92,10 @@ def decode_header(path: Path) -> tuple[dict[str, SafetensorsEntry], int]:
         with open(path, "rb") as file:
             total = path.stat().st_size
             head = file.read(8)
-            refuse_if(len(head) < 8, f"{path}: {total} bytes is too short for a safetensors file")
+            refuse_if(len(head) < 8, f"{path}: {total} bytes is too short for a safetensors file", hint=AGAIN)
             (length,) = struct.unpack("<Q", head)
             text = f"{path}: the header's size is given as {length:,} bytes; the file has {total:,}"
-            refuse_if(length > min(MAX_HEADER_BYTES, total - 8), text)
+            refuse_if(length > min(MAX_HEADER_BYTES, total - 8), text, hint=AGAIN)
             raw, data_bytes = file.read(length), total - 8 - length
     except OSError as problem:
         raise BadInput(f"{path}: cannot be read: {problem.strerror}") from None
@@ -123,7 +124,8 @@ def shard_damage(path: Path, named: Collection[str] = ()) -> str:
 def _check_entry(path: Path, name: str, tensor: SafetensorsEntry, data_bytes: int) -> None:
     start, end = tensor.data_offsets
     if not 0 <= start <= end <= data_bytes:
-        raise BadInput(f"{path}: {name[:80]} lies at {start}..{end}, outside the file's {data_bytes:,} bytes of data")
+        text = f"{path}: {name[:80]} lies at {start}..{end}, outside the file's {data_bytes:,} bytes of data"
+        raise BadInput(text, hint=AGAIN)
     bits = _BITS.get(tensor.dtype)
     if bits is None:
         raise BadInput(f"{path}: {name[:80]} has the unknown type {tensor.dtype[:20]!r}")
