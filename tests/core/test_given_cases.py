@@ -103,6 +103,8 @@ def setup_of(row: SupportRow) -> Setup:
         elif key == "expert_width":
             assert model.moe
             model = replace(model, moe=replace(model.moe, intermediate=1000))
+        elif key == "heads_per_rank":
+            recipe = replace(recipe, parallel=Parallel(tp=64 // int(text)))  # Kimi has 64 heads
         elif key == "prefix_caching":
             recipe = replace(recipe, prefix_caching=text == "true")
         elif key == "cudagraph_mode":

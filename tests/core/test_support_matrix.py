@@ -119,12 +119,34 @@ def test_a_report_is_not_contradicted_by_one_that_does_not_mention_its_setting()
 
 
 def test_a_setup_that_the_checks_accept_should_start() -> None:
-    """Without a report the answer names the kernels that the release chooses; a release that was not read has none."""
+    """Without a report the answer names the kernels that the release chooses, or only that it has the model."""
     support = support_for(setup("vllm", "0.24.0", "sm90", "glm-4.7", "fp8", parallel=Parallel(tp=8)))
     assert support.state == "accepted"
-    assert support.kernels
-    older = setup("vllm", "0.12.0", "sm90", "glm-4.7", "fp8", parallel=Parallel(tp=8))
-    assert support_for(older).state == "unknown"
+    assert "its own checks accept it, with" in support.basis
+    older = support_for(setup("vllm", "0.12.0", "sm90", "glm-4.7", "fp8", parallel=Parallel(tp=8)))
+    assert (older.state, "what it checks of GPU and format is not known" in older.basis) == ("accepted", True)
+    assert support_for(setup("vllm", "0.12.0", "sm120", "qwen3-235b", "fp8")).state == "unknown"
+
+
+def test_experts_by_a_backend_that_the_release_has_for_other_gpus_only_are_refused() -> None:
+    """triton_kernels' experts exist for SM90 and SM100 in 0.20, not for SM121; Marlin's do."""
+    refused = support_for(setup("vllm", "0.20.0", "sm121", "gpt-oss-120b", "mxfp4", flags={"moe-backend": "triton"}))
+    assert "TRITON has no kernel for experts in mxfp4-gpt-oss on sm121" in refused.refusals[0].text
+    assert not support_for(
+        setup("vllm", "0.20.0", "sm121", "gpt-oss-120b", "mxfp4", flags={"moe-backend": "marlin"})
+    ).refusals
+
+
+@pytest.mark.parametrize(("model", "tp", "state"), [("kimi-k2.5", 8, "no-start"), ("deepseek-r1", 4, "no-start")])
+def test_latent_attention_of_aiter_takes_16_or_128_heads_a_rank(model: str, tp: int, state: str) -> None:
+    """Kimi has 64 heads and DeepSeek 128: 16 a rank at TP 4 and TP 8."""
+    env = {"VLLM_ROCM_USE_AITER": "1"}
+    asked = [
+        support_for(setup("vllm", "0.17.1", "gfx942", model, env=env, parallel=Parallel(tp=each))).state
+        for each in (tp, 12 - tp)
+    ]
+    assert asked[0] == state
+    assert asked[1] != state
 
 
 def test_a_build_between_releases_is_refused_only_if_both_refuse() -> None:

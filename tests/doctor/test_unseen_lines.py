@@ -34,3 +34,22 @@ def test_a_narrower_symptom_is_the_cause_though_a_family_came_first() -> None:
     assert next(iter(search.findings)) == "general-permission"
     assert search.cause is not None
     assert not search.cause.symptom.startswith("general-")
+
+
+def test_an_unknown_exception_names_the_part_and_the_time_by_its_traceback() -> None:
+    """The innermost frame of a known part counts; a message that is known itself keeps its own cause."""
+    frames = [
+        "Traceback (most recent call last):",
+        '  File "/usr/lib/python3/vllm/v1/worker/gpu_worker.py", line 300, in determine_available_memory',
+        '  File "/usr/lib/python3/vllm/model_executor/layers/fused_moe/layer.py", line 30, in forward',
+        '  File "/usr/lib/python3/torch/_ops.py", line 30, in __call__',
+    ]
+    unknown, known = (
+        search_pieces(["\n".join([*frames, message]).encode()]).cause
+        for message in ("RuntimeError: frobnication failed", "RuntimeError: CUDA error: misaligned address")
+    )
+    assert unknown is not None
+    assert unknown.symptom == "frame-experts"
+    assert "after the weights were loaded (likely, not certain" in unknown.cause
+    assert known is not None
+    assert known.symptom == "gpu-illegal-access"

@@ -9,7 +9,6 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from moebox.core.support_matrix import Setup, in_versions, version_numbers
@@ -59,32 +58,36 @@ class ReleaseRules:
         return StartRefusal(text=text, at=row.get("at", "") if row else "", release=self.release, remedy=remedy)
 
 
-def _file(engine: str) -> Path:
-    return FOLDER / "start_rules" / f"{engine.replace('.', '_')}.json"
-
-
 @functools.cache
 def _tables(engine: str) -> RuleRow:
-    found: RuleRow = json.loads(_file(engine).read_text(encoding="utf-8"))
+    """The tables of an engine's releases; empty if none was read."""
+    file = FOLDER / "start_rules" / f"{engine.replace('.', '_')}.json"
+    found: RuleRow = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     return found
 
 
 @functools.cache
 def release_rules(engine: str, version: str) -> ReleaseRules | None:
     """The rules of the newest release read that is not newer than a version; None if there is none."""
-    if not version_numbers(version) or not _file(engine).is_file():
-        return None
-    tables = _tables(engine)
-    older = [release for release in tables["releases"] if in_versions(version, f">={release}")]
+    tables = _tables(engine) if version_numbers(version) else {}
+    older = [release for release in tables.get("releases", ()) if in_versions(version, f">={release}")]
     return ReleaseRules(tables, older[-1]) if older else None
+
+
+@functools.cache
+def engine_architectures(engine: str) -> frozenset[str]:
+    """The architectures of every release that was read."""
+    return frozenset(name for row in _tables(engine).get("architecture", ()) for name in row["names"])
 
 
 @functools.cache
 def next_release(engine: str, version: str) -> str:
     """The release after a version that is not one itself, such as a nightly build between two; "" for a release."""
-    if not re.match(r"\d+\.\d", version) or not _file(engine).is_file():
+    releases: list[str] = _tables(engine).get("releases", [])
+    if not re.match(r"\d+\.\d", version) or not releases:
         return ""
-    releases: list[str] = _tables(engine)["releases"]
+    if (build := re.match(r"(\d+)\.(\d+)\.\d+\S*dev", version)) and in_versions(version, f"<{releases[0]}"):
+        return f"{build[1]}.{int(build[2]) + 1}.0"
     newer = [release for release in releases if in_versions(version, f"<{release}")]
     between = 0 < len(newer) < len(releases) and not any(in_versions(version, f"=={release}") for release in releases)
     return newer[0] if between else ""
@@ -118,7 +121,7 @@ def start_refusals(setup: Setup) -> list[StartRefusal]:
     newer = next_release(setup.engine, setup.version)
     found = [*_architecture(rules, setup), *_parsers(rules, setup)]
     if setup.gpu:
-        found += [*_layer_refusals(rules, setup), *_profile_refusals(rules, setup)]
+        found += [*_layer_refusals(rules, setup), *_expert_refusals(rules, setup), *_profile_refusals(rules, setup)]
     if found and newer and not start_refusals(replace(setup, version=newer)):
         return []
     filled = {"{dev}": setup.gpu_title or setup.gpu, "{cc}": setup.gpu, "{kv}": setup.kv}
@@ -191,17 +194,34 @@ def _layer_refusals(rules: ReleaseRules, setup: Setup) -> Iterator[StartRefusal]
         yield rules.refusal(f"no attention backend takes this model with {cache}: {reason}", row, remedy)
     elif row and named and named not in row["order"]:
         yield rules.refusal(f"{named} does not take this model with {cache}; these do: {', '.join(row['order'])}", row)
-    elif row and setup.recipe.parallel.dcp > 1:
-        backend = named or row["order"][0]
-        declared = rules.first("attention_backend", gpus=setup.gpu, name=backend)
-        if declared and not declared.get("lse"):
-            text = f"{backend} cannot divide a request's cache over ranks (decode context parallelism)"
-            yield rules.refusal(text, declared, "parallel.dcp = 1")
-    refused = rules.first("moe_refusal", gpus=setup.gpu, quantizations=_expert_format(setup))
+    elif row:
+        yield from _divided_cache_refusals(rules, setup, named or row["order"][0])
+
+
+def _divided_cache_refusals(rules: ReleaseRules, setup: Setup, backend: str) -> Iterator[StartRefusal]:
+    """Decode context parallelism with a backend that does not return the sums it needs."""
+    declared = rules.first("attention_backend", gpus=setup.gpu, name=backend)
+    if setup.recipe.parallel.dcp > 1 and declared and not declared.get("lse"):
+        text = f"{backend} cannot divide a request's cache over ranks (decode context parallelism)"
+        yield rules.refusal(text, declared, "parallel.dcp = 1")
+
+
+def _expert_refusals(rules: ReleaseRules, setup: Setup) -> Iterator[StartRefusal]:
+    """No kernel for the experts, or none of the backend that the recipe names."""
+    asked = {"gpus": setup.gpu, "quantizations": _expert_format(setup)}
+    named = str(setup.recipe.flags.get("moe-backend", "")).upper()
     # The rules were read without variables and flags: AITER and a backend by name have kernels of their own.
-    own = setup.recipe.flags.get("moe-backend") or setup.recipe.env.get("VLLM_ROCM_USE_AITER") == "1"
-    if refused and not own:
-        yield rules.refusal(f"no kernel computes experts in {_expert_format(setup)} on {setup.gpu}", refused)
+    if (refused := rules.first("moe_refusal", **asked)) and not named:
+        if setup.recipe.env.get("VLLM_ROCM_USE_AITER") != "1":
+            yield rules.refusal(f"no kernel computes experts in {asked['quantizations']} on {setup.gpu}", refused)
+    elif named and (row := rules.first("moe", **asked)):
+        # A backend that is tried for this format on other GPUs and not on this one does not take this one.
+        every = rules.rows("moe", quantizations=asked["quantizations"])
+        orders = [" ".join(each.get("order", ())) for each in (row, *every)]
+        has = [bool(re.search(rf"\b(VLLM_)?{named}(_MXFP4\w*)?\b", order)) for order in orders]
+        if orders[0] and any(has) and not has[0]:
+            text = f"{named} has no kernel for experts in {asked['quantizations']} on {setup.gpu}"
+            yield rules.refusal(f"{text}; these have: {orders[0]}", row, "without flags.moe-backend")
 
 
 def _expert_format(setup: Setup) -> str:

@@ -8,7 +8,8 @@ import re
 from dataclasses import dataclass, replace
 
 from moebox.core import families, registry
-from moebox.core.start_rules import StartRefusal, accepted_kernels, start_refusals
+from moebox.core.catalogue import load_table
+from moebox.core.start_rules import StartRefusal, accepted_kernels, engine_architectures, start_refusals
 from moebox.core.support_matrix import (
     WORST_FIRST,
     Match,
@@ -32,7 +33,7 @@ class Support:
     possible: tuple[Match, ...] = ()  # rows with conditions that are not known to hold
     contradicted: tuple[SupportRow, ...] = ()  # rows that a narrower or newer one stands against
     refusals: tuple[StartRefusal, ...] = ()  # of the engine's own checks
-    kernels: str = ""  # what the engine's own checks choose, if they accept the setup
+    basis: str = ""  # why it should start, if there is no report: the engine's own checks, or its list of models
     note: str = ""  # why the rows of a release may not hold for this build or version
 
     @property
@@ -63,8 +64,7 @@ def support_for(setup: Setup) -> Support:
         of_release = tuple(match for match in matches if not any(key in BUILD_KEYS for key in match.row.settings))
     own = [match for match in matches if match not in of_release]
     certain = [match for match in own if match.is_certain]
-    standing = [match for match in certain if not any(_overrides(other.row, match.row) for other in certain)]
-    standing.sort(key=lambda match: (WORST_FIRST.index(match.row.state), -len(match.row.dimensions)))
+    standing = uncontradicted_matches(certain)
     seen_running = any(
         match.row.state == "runs" and match.row.dimensions >= {"versions", "gpu", "architecture"} for match in standing
     )
@@ -75,13 +75,39 @@ def support_for(setup: Setup) -> Support:
         possible=(*(match for match in own if not match.is_certain), *of_release),
         contradicted=tuple(match.row for match in certain if match not in standing),
         refusals=refusals,
-        kernels="" if refusals else accepted_kernels(setup),
+        basis="" if refusals else _acceptance(setup),
         note=note,
     )
-    state: State = "no-start" if refusals else "accepted" if support.kernels else "unknown"
+    state: State = "no-start" if refusals else "accepted" if support.basis else "unknown"
     if support.answers and not refusals:
         state = support.answers[0].row.state
     return replace(support, state=state)
+
+
+def uncontradicted_matches(certain: list[Match]) -> list[Match]:
+    """Rows that no narrower or newer one stands against, the worst first."""
+    standing = [match for match in certain if not any(_overrides(other.row, match.row) for other in certain)]
+    return sorted(standing, key=lambda match: (WORST_FIRST.index(match.row.state), -len(match.row.dimensions)))
+
+
+def _acceptance(setup: Setup) -> str:
+    """Why an engine should start a setup; "" if that is not known.
+
+    Without a release's own checks its list of models decides, except on SM120 and SM121: they lack shared memory and
+    instructions that kernels for other Blackwell GPUs use, so a list of models is no evidence there.
+    """
+    if kernels := accepted_kernels(setup):
+        return f"its own checks accept it, with {kernels}"
+    if setup.model is None or setup.fork or (setup.gpu.startswith("sm12") and "gguf" not in setup.quants):
+        return ""
+    names, since = {setup.model.architecture}, ""
+    listed = engine_architectures(setup.engine) | {model["architecture"] for model in load_table("models")["model"]}
+    if row := families.architecture_support(setup.model):
+        names, first = {*row.names}, row.first.get(setup.engine, "")
+        since, listed = f" since {first}" if first else "", engine_architectures(setup.engine)
+    if not since and names.isdisjoint(listed):
+        return ""
+    return f"it has the architecture{since}; what it checks of GPU and format is not known"
 
 
 def known_to_run(setup: Setup) -> SupportRow | None:

@@ -158,6 +158,10 @@ def _expert_width(wanted: str, setup: "Setup") -> bool:
     return moe is not None and moe.intermediate // (1 if parallel.ep else parallel.tp) % int(wanted.split()[-1]) != 0
 
 
+def _attention_heads(setup: "Setup") -> int:
+    return max((getattr(layers.kind, "heads", 0) for layers in setup.model.stack), default=0) if setup.model else 0
+
+
 SPECIAL: dict[str, Callable[[str, "Setup"], bool | None]] = {
     "attention_backend": _attention_backend,
     "moe_backend": _moe_backend,
@@ -168,6 +172,7 @@ SPECIAL: dict[str, Callable[[str, "Setup"], bool | None]] = {
     # Requests at once: the recipe's limit; an engine without one takes as many as come.
     "concurrency": lambda text, setup: _value_holds(setup.recipe.max_seqs or 256, text),
     "expert_width": _expert_width,
+    "heads_per_rank": lambda text, setup: _value_holds(_attention_heads(setup) // setup.recipe.parallel.tp, text),
     "ram": _ram,
     "cuda": _cuda,
     "driver": lambda text, setup: setup.driver == text if setup.driver and text[:1].isdigit() else None,

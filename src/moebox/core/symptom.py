@@ -17,7 +17,7 @@ from moebox.core.change import get_setting
 from moebox.core.recipe import Flag, Recipe
 from moebox.core.support_matrix import in_versions, version_numbers
 
-SymptomKind = Literal["log", "host", "behaviour"]
+SymptomKind = Literal["log", "host", "behaviour", "frame"]
 Severity = Literal["note", "warning", "fatal"]
 
 
@@ -53,7 +53,7 @@ class Symptom:
 
     id: str
     area: str
-    kind: SymptomKind = "log"  # seen in a log, on the host, or only in behaviour
+    kind: SymptomKind = "log"  # seen in a log, in a frame of a traceback, on the host, or only in behaviour
     severity: Severity = "fatal"  # a note explains a line that is not a failure
     pattern: str = ""  # regular expression for one log line; empty if no log shows it
     next_line: bool = False  # the line after it has the details, which are added to the cause

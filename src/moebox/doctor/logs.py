@@ -8,10 +8,12 @@ import dataclasses
 import functools
 import re
 import sys
+from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO
 
+from moebox.core.catalogue import load_table
 from moebox.core.recipe import Recipe
 from moebox.core.remedy import choose_remedy
 from moebox.core.symptom import Finding, Symptom, symptoms
@@ -21,6 +23,7 @@ from moebox.escape import printable_line
 
 MAX_LINE_CHARS = 16_384  # the rest of a line is ignored; a longer one is an encoded image or the like
 BLOCK_BYTES = 1 << 20
+CATCH_ALL = "general-internal-error"  # an exception that shows no more than that the engine's own code failed
 ANY_XID = "gpu-xid"  # the symptom of every Xid that has no row of its own
 MAX_SHAPES = 20_000  # kinds of lines remembered; a log has hundreds
 DIGITS = b"0123456789"
@@ -50,11 +53,7 @@ WatchedSymptom = tuple[Symptom, re.Pattern[str], tuple[str, ...]]  # with words,
 # Words that a line must contain for a pattern to match it. They are searched first, because that is fast: a gigabyte
 # of log is searched for a hundred patterns, and nearly all of it contains none of their words.
 MIN_WORD_CHARS = 5  # shorter words are in every log
-_PATTERN_PART = re.compile(r"\\.|\[\^?\]?[^\]]*\]|\{[^}]*\}|.", re.DOTALL)  # an escape, a class, a count, a character
-_DEPTH = {"(": 1, ")": -1}
-_SPECIAL = (".", "^", "$", "?", "*", "+", "(", ")", "[", "{", "}")
-_OPTIONAL = ("?", "*", "{")  # the part before one of these may be missing
-_CLASSES = "dDwWsSbBAZ"
+HIDDEN = 0xF0000  # characters for private use, beyond those of any pattern
 
 
 class LogSearch:
@@ -73,6 +72,8 @@ class LogSearch:
         self._tail = b""
         self._awaiting = ""  # the symptom whose next line belongs to it
         self._dull: set[bytes] = set()  # shapes of lines that mean nothing
+        self._frames: deque[str] = deque(maxlen=60)  # the last of tracebacks
+        self.frames: tuple[str, ...] = ()  # before the exception
         # A matching line is evidence enough, so only symptoms of other engines are left out.
         self._watched = [watched for watched in _watched_symptoms() if watched[0].applies.covers_engine(engine)]
 
@@ -86,9 +87,9 @@ class LogSearch:
         return self._search_lines(data[: cut - 1]) if cut else []
 
     def finish(self) -> list[Finding]:
-        """Search the last line, which may not have ended."""
+        """Search the last line, which may not have ended, and explain an exception that no symptom does."""
         rest, self._tail = self._tail, b""
-        return self._search_lines(rest) if rest else []
+        return [*(self._search_lines(rest) if rest else ()), *self._explain_frames()]
 
     @property
     def cause(self) -> Finding | None:
@@ -112,10 +113,7 @@ class LogSearch:
         for line, shape in zip(data.split(b"\n"), data.translate(None, DIGITS).split(b"\n"), strict=True):
             self.lines += 1
             if self._awaiting and line.strip():
-                text = PREFIX.sub("", line[:MAX_LINE_CHARS].decode("utf-8", "replace")).strip()[:300]
-                before = self.findings[self._awaiting]
-                self.findings[self._awaiting] = dataclasses.replace(before, cause=f"{before.cause} {text}")
-                self._awaiting = ""
+                self._take_details(line)
             if shape in self._dull:
                 continue
             dull = True
@@ -130,11 +128,20 @@ class LogSearch:
                 self._dull.add(shape)
         return fresh
 
+    def _take_details(self, line: bytes) -> None:
+        """Add a line to the cause of the finding before it."""
+        text = PREFIX.sub("", line[:MAX_LINE_CHARS].decode("utf-8", "replace")).strip()[:300]
+        before = self.findings[self._awaiting]
+        self.findings[self._awaiting] = dataclasses.replace(before, cause=f"{before.cause} {text}")
+        self._awaiting = ""
+
     def _search_part(self, part: bytes) -> list[Finding] | None:
         """Return the new findings of a line, or None if no line of its shape can mean anything."""
         words = part.translate(None, DIGITS).decode("utf-8", "replace")
         candidates = [watched for watched in self._watched if any(word in words for word in watched[2])]
         is_error = any(word in words for word in _ERROR_WORDS) or words.lstrip(". ").startswith("E ")
+        if 'File "' in words:
+            self._frames.append(words)
         if not candidates and not is_error:
             return None
         line = part.decode("utf-8", "replace")
@@ -152,15 +159,38 @@ class LogSearch:
             return [finding]
         return []
 
+    def _explain_frames(self) -> list[Finding]:
+        """The part of the engine that an unknown exception comes from, by the innermost frame that belongs to one."""
+        if any(each.line == self.exception_line and each.symptom != CATCH_ALL for each in self.findings.values()):
+            return []
+        parts = [symptom for symptom in symptoms() if symptom.kind == "frame"]
+        pairs = ((symptom, re.search(symptom.pattern, frame)) for frame in self.frames[::-1] for symptom in parts)
+        symptom, match = next((pair for pair in pairs if pair[1]), (None, None))
+        if symptom is None:
+            return []
+        finding = make_finding(symptom, match, self.exception, self.exception_line, self._recipe)
+        when = traceback_phase("\n".join(self.frames))
+        cause = f"{symptom.cause}{when} (likely, not certain: the message itself is not known)."
+        self.findings[symptom.id] = dataclasses.replace(finding, cause=cause)
+        self.counts[symptom.id] = 1
+        return [self.findings[symptom.id]]
+
     def _note_error(self, line: str) -> None:
         match = EXCEPTION.match(line)
         if match and not self.exception and not ECHO.search(line):
             self.exception, self.exception_line = match.group("what")[:500], self.lines
+            self.frames = tuple(self._frames)
         elif not match and COMPLAINT.search(line):
             follows = self.complaint and self.lines - self._complaint_line <= TOGETHER
             if not (follows and MARKED.match(line)):
                 self.complaint = line.strip()[:500]
             self._complaint_line = self.lines
+
+
+def traceback_phase(frames: str) -> str:
+    """When an engine failed, by the functions of a traceback."""
+    phases = load_table("symptoms_general")["phase"]
+    return next((f", {phase['text']}" for phase in phases if re.search(phase["pattern"], frames)), "")
 
 
 @functools.cache
@@ -173,41 +203,24 @@ def _watched_symptoms() -> tuple[WatchedSymptom, ...]:
             tuple(word.translate(no_digits) for word in required_words(symptom.pattern)),
         )
         for symptom in symptoms()
-        if symptom.pattern
+        if symptom.pattern and symptom.kind != "frame"
     )
 
 
 def required_words(pattern: str) -> tuple[str, ...]:
     """Return one word for each alternative of the pattern that it needs to match; empty if one needs none."""
-    alternatives, depth = [""], 0
-    for part in _PATTERN_PART.findall(pattern):
-        depth += _DEPTH.get(part, 0)
-        if part == "|" and depth == 0:
-            alternatives.append("")
-        else:
-            alternatives[-1] += part
-    words = [max(_literal_runs(alternative), key=len) for alternative in alternatives]
+    flat = re.sub(r"\\(\W)", lambda mark: chr(HIDDEN + ord(mark[1])), pattern)  # escaped marks are plain characters
+    flat = re.sub(r"\[\^?\]?[^\]]*\]|\\.", "\0", flat)  # classes of characters
+    while "(" in flat:
+        flat = re.sub(r"\([^()]*\)", "\0", flat)  # groups, the innermost first
+    flat = re.sub(r".(?:[?*]|\{[^}]*\})", "\0", flat)  # what may be missing
+    longest = [max(re.split(r"[\0.^$+]", part), key=len) for part in flat.split("|")]
+    words = ["".join(chr(ord(mark) % HIDDEN) for mark in word) for word in longest]
     return tuple(words) if all(len(word) >= MIN_WORD_CHARS for word in words) else ()
 
 
-def _literal_runs(pattern: str) -> list[str]:
-    """Return the runs of plain characters, outside groups and classes, that every match contains."""
-    runs, depth, parts = [""], 0, _PATTERN_PART.findall(pattern)
-    for part, following in zip(parts, [*parts[1:], ""], strict=True):
-        depth += _DEPTH.get(part, 0)
-        if part.startswith("\\"):
-            character = "" if part[1] in _CLASSES or part[1].isdigit() else part[1]
-        else:
-            character = "" if part.startswith(_SPECIAL) else part
-        if character and depth == 0 and not following.startswith(_OPTIONAL):
-            runs[-1] += character
-        else:
-            runs.append("")
-    return runs
-
-
 def make_finding(
-    symptom: Symptom, match: re.Match[str], line: str, number: int, recipe: Recipe | None = None
+    symptom: Symptom, match: re.Match[str] | None, line: str, number: int, recipe: Recipe | None = None
 ) -> Finding:
     """The symptom as seen on this line; a line with an Xid also gets what NVIDIA's table has of it."""
     remedy, change = choose_remedy(

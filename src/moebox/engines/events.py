@@ -1,9 +1,12 @@
 """What a line of an engine's log reports: a phase, progress, a fact, that it is ready, or that it failed."""
 
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
+
+from moebox.core.catalogue import load_table
 
 EventKind = Literal["phase", "progress", "fact", "ready", "error"]
 Phase = Literal["starting", "loading weights", "compiling", "allocating cache", "capturing graphs", "ready"]
@@ -35,6 +38,21 @@ class LogPattern:
 
 def log_pattern(pattern: str, kind: EventKind, phase: Phase | None = None, **units: float) -> LogPattern:
     return LogPattern(pattern=re.compile(pattern), kind=kind, phase=phase, units=units)
+
+
+@functools.cache
+def engine_patterns(engine: str) -> tuple[LogPattern, ...]:
+    """What lines of an engine's log report, from data/log_patterns.toml."""
+    return tuple(
+        log_pattern(
+            row["pattern"],
+            row["kind"],
+            row.get("phase"),
+            **dict.fromkeys(row.get("gib", ()), GIB),
+            **dict.fromkeys(row.get("mib", ()), MIB),
+        )
+        for row in load_table("log_patterns")[engine]
+    )
 
 
 def match_line(line: str, patterns: Sequence[LogPattern]) -> LogEvent | None:

@@ -141,7 +141,7 @@ def support_text(deployment: Deployment) -> str:
         rows = [match.row for match in support.answers if match.row.state == support.state]
         evidence = f" ({rows[0].source})" if rows else ""
         if support.state == "accepted":
-            evidence = f" (no report; its own checks accept it, with {support.kernels})"
+            evidence = f" (no report; {support.basis})"
         lines.append(f"{where}: {STATE_TEXT[support.state]}{evidence}")
         if support.note:
             lines.append(support.note)

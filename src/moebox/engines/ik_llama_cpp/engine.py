@@ -4,7 +4,7 @@ import re
 
 from moebox.core.deployment import Deployment
 from moebox.core.plan import Memory, PlanWarning
-from moebox.engines.events import MIB, log_pattern
+from moebox.engines.events import engine_patterns
 from moebox.engines.flags import version_key, version_or_newest
 from moebox.engines.ggml.engine import GgmlEngine
 from moebox.engines.ggml.memory import expert_layers_on_gpus, memory_budget, offload_threshold
@@ -15,39 +15,6 @@ from moebox.units import format_count
 
 MAINLINE_QUANT = re.compile(r"NVFP4|Q1_0|Q2_0$", re.IGNORECASE)
 
-# The log as the sources of April and August 2026 print it.
-PATTERNS = (
-    log_pattern(r"HTTP server listening", "ready", "ready"),
-    log_pattern(r"llama_model_loader: loaded meta data", "phase", "loading weights"),
-    log_pattern(
-        r"llm_load_tensors:\s+(?P<device>\S+) buffer size =\s+(?P<weights_bytes>[\d.]+) MiB",
-        "fact",
-        "loading weights",
-        weights_bytes=MIB,
-    ),
-    log_pattern(
-        r"llama_kv_cache_init:\s+(?P<device>\S+) KV buffer size =\s+(?P<kv_bytes>[\d.]+) MiB",
-        "fact",
-        "allocating cache",
-        kv_bytes=MIB,
-    ),
-    log_pattern(
-        r"llama_(?:init_from_model|new_context_with_model): n_ctx\s+= (?P<kv_tokens>\d+)", "fact", "allocating cache"
-    ),
-    log_pattern(
-        r"llama_(?:init_from_model|new_context_with_model):\s+(?P<device>\S+) compute buffer size =\s+"
-        r"(?P<activation_bytes>[\d.]+) MiB",
-        "fact",
-        "allocating cache",
-        activation_bytes=MIB,
-    ),
-    log_pattern(r"KV self size\s+=\s+(?P<kv_bytes>[\d.]+) MiB", "fact", "allocating cache", kv_bytes=MIB),
-    log_pattern(r"main\] build info", "phase", "starting"),
-    log_pattern(r"error: unknown argument: |error: invalid parameter for argument|invalid ggml type", "error"),
-    log_pattern(r"couldn't bind|unable to load model|failed to load model|error loading model", "error"),
-    log_pattern(r"CUDA error|out of memory|GGML_ASSERT", "error"),
-)
-
 
 class IkLlamaCppEngine(GgmlEngine):
     """The fork's llama-server, with its own modes of latent attention."""
@@ -57,7 +24,7 @@ class IkLlamaCppEngine(GgmlEngine):
     entry_command = staticmethod(argv.entry_command)
     hide_api_key = staticmethod(argv.hide_api_key)
     memory_budget = staticmethod(memory_budget)
-    log_patterns = PATTERNS
+    log_patterns = engine_patterns("ik_llama.cpp")
 
     def setting_reasons(self, deployment: Deployment, memory: Memory) -> list[str]:
         """Return from which micro-batch on the GPUs compute the experts in RAM, if there are any.

@@ -5,7 +5,7 @@ import re
 from moebox.core.deployment import Deployment
 from moebox.core.plan import PlanWarning
 from moebox.engines.engine import Engine
-from moebox.engines.events import log_pattern
+from moebox.engines.events import engine_patterns
 from moebox.engines.ktransformers import argv, memory
 from moebox.engines.ktransformers.traits import TRAITS
 from moebox.engines.refusals import plan_warning
@@ -18,11 +18,6 @@ NO_AVX512 = re.compile(
 )
 FORK = "the parser of sglang-kt 0.7.2"
 SOURCE = "kvcache-ai/ktransformers, Native-Precision-Tutorial.md"
-PATTERNS = (
-    log_pattern(r"(?:\[KT\]|kt[_-]kernel|KTMoEWrapper).*(?:[Ll]oad(?:ing)?)", "phase", "loading weights"),
-    log_pattern(r"Illegal instruction|does not support (?:AMX|AVX512)|AVX512.* (?:not|un)supported", "error"),
-    *sglang.PATTERNS,
-)
 
 
 class KTransformersEngine(Engine):
@@ -48,7 +43,7 @@ class KTransformersEngine(Engine):
     prompts_first = sglang.SglangEngine.prompts_first
     reserves_output = sglang.SglangEngine.reserves_output
     schedules_ahead = sglang.SglangEngine.schedules_ahead
-    log_patterns = PATTERNS
+    log_patterns = (*engine_patterns("ktransformers"), *sglang.SglangEngine.log_patterns)
 
     def find_refusals(self, deployment: Deployment) -> list[PlanWarning]:
         recipe, box, checkpoint = deployment.recipe, deployment.box, deployment.known_checkpoint

@@ -5,44 +5,13 @@ import re
 from moebox.core.deployment import Deployment
 from moebox.core.plan import PlanWarning
 from moebox.core.recipe import Hybrid
-from moebox.engines.events import MIB, log_pattern
+from moebox.engines.events import engine_patterns
 from moebox.engines.ggml.engine import GgmlEngine
 from moebox.engines.llama_cpp import argv, memory
 from moebox.engines.llama_cpp.traits import TRAITS
 from moebox.engines.refusals import engines_for_format, plan_warning, quantization_of
 
 IK_QUANT = re.compile(r"IQ\d_K|IQ\d_KS|IQ\d_KL|IQ\d_KT|IQ\d_KSS|Q8_KV|IQ\d_S_R4|\w+_R[48]$", re.IGNORECASE)
-
-# The log as b11669 prints it with `-lv 4`.
-PATTERNS = (
-    log_pattern(r"srv\s+llama_server: model loaded|listening on http://", "ready", "ready"),
-    log_pattern(r"load_model: loading model", "phase", "loading weights"),
-    log_pattern(
-        r"load_tensors:\s+(?P<device>\S+) model buffer size =\s+(?P<weights_bytes>[\d.]+) MiB",
-        "fact",
-        "loading weights",
-        weights_bytes=MIB,
-    ),
-    log_pattern(
-        r"llama_kv_cache:\s+(?P<device>\S+) KV buffer size =\s+(?P<kv_bytes>[\d.]+) MiB",
-        "fact",
-        "allocating cache",
-        kv_bytes=MIB,
-    ),
-    log_pattern(r"llama_context: n_ctx\s+= (?P<kv_tokens>\d+)", "fact", "allocating cache"),
-    log_pattern(
-        r"sched_reserve:\s+(?P<device>\S+) compute buffer size =\s+(?P<activation_bytes>[\d.]+) MiB",
-        "fact",
-        "allocating cache",
-        activation_bytes=MIB,
-    ),
-    log_pattern(r"warming up the model", "phase", "compiling"),
-    log_pattern(r"srv\s+llama_server: initializing", "phase", "starting"),
-    log_pattern(r"error: invalid argument: |error while handling argument|invalid ggml type", "error"),
-    log_pattern(
-        r"couldn't bind|failed to load model|error loading model|CUDA error|out of memory|GGML_ASSERT", "error"
-    ),
-)
 
 
 class LlamaCppEngine(GgmlEngine):
@@ -54,7 +23,7 @@ class LlamaCppEngine(GgmlEngine):
     worker_command = staticmethod(argv.worker_command)
     entry_command = staticmethod(argv.entry_command)
     memory_budget = staticmethod(memory.memory_budget)
-    log_patterns = PATTERNS
+    log_patterns = engine_patterns("llama.cpp")
 
     def find_refusals(self, deployment: Deployment) -> list[PlanWarning]:
         recipe, flags, found = deployment.recipe, deployment.recipe.flags, super().find_refusals(deployment)

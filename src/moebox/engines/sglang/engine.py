@@ -5,7 +5,7 @@ from moebox.core.deployment import Deployment
 from moebox.core.plan import PlanWarning
 from moebox.core.recipe import Flag, Recipe
 from moebox.engines.engine import Engine
-from moebox.engines.events import GIB, log_pattern
+from moebox.engines.events import engine_patterns
 from moebox.engines.refusals import (
     layer_override,
     plan_warning,
@@ -22,36 +22,6 @@ DUMMY_FLAGS: dict[str, Flag] = {"load-format": "dummy"}
 
 # deepseek_v4_memory_pool.py asserts a store of packed fp8 on every GPU; "auto" becomes fp8 (arg_groups/overrides.py).
 COMPRESSED = "https://github.com/sgl-project/sglang/issues/33194; SGLang deepseek_v4_memory_pool.py, August 2026"
-
-# The log as 0.5.23 prints it. Its GB are 2**30 bytes (common.py get_available_gpu_memory).
-PATTERNS = (
-    log_pattern(r"The server is fired up and ready to roll", "ready", "ready"),  # http_server.py
-    log_pattern(
-        r"Loading safetensors[\w ]*:\s+\d+% Completed \| (?P<done>\d+)/(?P<total>\d+)", "progress", "loading weights"
-    ),
-    log_pattern(r"Load weight begin\. avail mem=(?P<free_bytes>[\d.]+) GB", "fact", "loading weights", free_bytes=GIB),
-    log_pattern(
-        r"(?:TP(?P<device>\d+).*)?Load weight end\. (?:elapsed=(?P<load_s>[\d.]+) s, )?.*"
-        r"mem usage=(?P<weights_bytes>[\d.]+) GB",
-        "fact",
-        "allocating cache",
-        weights_bytes=GIB,
-    ),
-    log_pattern(r"KV Cache is allocated.*#tokens: (?P<kv_tokens>\d+)", "fact", "allocating cache"),
-    log_pattern(r"Memory pool end\. avail mem=(?P<free_bytes>[\d.]+) GB", "fact", "capturing graphs", free_bytes=GIB),
-    log_pattern(r"Capturing batches.*?(?P<done>\d+)/(?P<total>\d+)", "progress", "capturing graphs"),
-    log_pattern(r"Capture [\w ]*cuda graph begin|Capture [\w ]*CUDA graph begin", "phase", "capturing graphs"),
-    log_pattern(r"Capture [\w ]*(?:cuda|CUDA) graph end.*elapsed=(?P<graph_s>[\d.]+) s", "fact", "capturing graphs"),
-    log_pattern(
-        r"max_total_num_tokens=(?P<kv_tokens>\d+), .*max_running_requests=(?P<max_concurrency>\d+), "
-        r"context_len=(?P<context>\d+)",
-        "fact",
-    ),  # scheduler.py
-    log_pattern(r"server_args=", "phase", "starting"),
-    log_pattern(r"Scheduler hit an exception|Capture cuda graph failed|Received sigquit from a child process", "error"),
-    log_pattern(r"sglang serve: error: |launch_server.py: error: |[Aa]ddress already in use", "error"),
-    log_pattern(r"torch\.OutOfMemoryError|out of resource: shared memory|RuntimeError: Not enough memory", "error"),
-)
 
 
 def bf16_cache_refusals(deployment: Deployment) -> list[PlanWarning]:
@@ -79,7 +49,7 @@ class SglangEngine(Engine):
     prompts_first = True
     reserves_output = True
     schedules_ahead = True  # the overlap scheduler, the default since 0.4
-    log_patterns = PATTERNS
+    log_patterns = engine_patterns("sglang")
     even_routing = EVEN_ROUTING
     dummy_flags = DUMMY_FLAGS
 
