@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from moebox.errors import BadInput, suggest_names
+from moebox.errors import BadInput, suggest_names, suggest_path
 
 T = TypeVar("T")
 MAX_FILE_BYTES = 16 * 2**20  # no hand-written file is larger
@@ -127,7 +127,7 @@ def read_text(path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> str:
             raise BadInput(f"{path}: more than {max_bytes:,} bytes, which is too large")
         return data.decode("utf-8")
     except FileNotFoundError:
-        raise BadInput(f"{path}: no such file") from None
+        raise BadInput(f"{path}: no such file", hint=suggest_path(path)) from None
     except IsADirectoryError:
         raise BadInput(f"{path}: is a folder, not a file") from None
     except UnicodeDecodeError as problem:

@@ -15,7 +15,9 @@ its traceback.
 
 import difflib
 import errno
+import os
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 INTERRUPTED = 130  # the shell's code for SIGINT
 
@@ -102,6 +104,18 @@ def suggest_names(name: str, known: Iterable[str]) -> str:
     if len(names) <= 24:
         return f"known: {', '.join(names)}"
     return f"known: {', '.join(names[:10])}, … ({len(names)} in all)"
+
+
+def suggest_path(name: Path | str) -> str | None:
+    """Suggest the nearest names in the folder in which a path ends, or None if none is near."""
+    path = Path(name).expanduser()
+    while not path.parent.is_dir():
+        path = path.parent
+    try:
+        near = difflib.get_close_matches(path.name, os.listdir(path.parent), n=2, cutoff=0.8)
+    except OSError:
+        return None
+    return f"did you mean {' or '.join(str(path.parent / each) for each in near)}?" if near else None
 
 
 def refuse_if(wrong: object, message: str, *, hint: str | None = None) -> None:

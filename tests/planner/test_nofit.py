@@ -51,7 +51,7 @@ def test_every_model_runs_from_ram(model: str) -> None:
 def test_remedies_name_ram_and_no_other_gpus() -> None:
     """A single 5090: how much RAM would be enough; boxes of other GPUs are not planned."""
     remedies = hint("kimi-k2.6", "1x-rtx-5090", Constraints())
-    assert remedies.index("--ram 320GiB") < remedies.index("with 464GiB IQ3_K, which loses less")
+    assert remedies.index("--ram 320GiB") < remedies.index("464GiB is enough for IQ3_K, closer to the original")
     assert "fits on" not in remedies.replace("fits on this GPU", "")
 
 

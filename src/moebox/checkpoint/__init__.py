@@ -14,7 +14,7 @@ from moebox.core.box import Box
 from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Recipe
-from moebox.errors import BadInput, UnknownName, Unsupported, refuse_if
+from moebox.errors import BadInput, UnknownName, Unsupported, refuse_if, suggest_path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ def look_up_model(name: str) -> ResolvedModel:
     if _path_exists(name):
         path = Path(name).expanduser()
         if path.suffix == ".toml":
-            raise BadInput(f"{name}: is a TOML file, not a model", hint="`moebox up` takes recipes")
+            raise BadInput(f"{name}: is a TOML file, not a model", hint="`moebox up` takes recipes, --box box files")
         if path.is_file():
             return model_from_file(path)
         if not path.is_dir():
@@ -50,7 +50,7 @@ def look_up_model(name: str) -> ResolvedModel:
             return model_from_folder(path)
         notes = (f"the folder {name} contains no model, so the catalogue's {name} is used; ./{name} means the folder",)
     elif is_weights_path(name):
-        raise BadInput(f"{name}: no such file or folder")
+        raise BadInput(f"{name}: no such file or folder", hint=suggest_path(name) or "a folder or a .gguf file")
     try:
         model = catalogue.find_model(name)
     except UnknownName:

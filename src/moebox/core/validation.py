@@ -112,6 +112,8 @@ def read_recipe(path: Path) -> Recipe:
     document = codec.load_toml(path)
     hint = "`moebox plan MODEL -o recipe.toml` writes one"
     refuse_if(not document, f"{path}: is empty, not a recipe", hint=hint)
+    box = "gpus" in document and "engine" not in document
+    refuse_if(box, f"{path}: is a box file, not a recipe", hint=f"`moebox plan MODEL --box {path}` plans for it")
     recipe = codec.decode(Recipe, document, where=str(path))
     try:
         validate_recipe(recipe)

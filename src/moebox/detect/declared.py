@@ -22,7 +22,7 @@ A GPU that the catalogue does not have is described by the nearest that it has:
 import difflib
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -30,6 +30,7 @@ from types import MappingProxyType
 from moebox import codec
 from moebox.core import catalogue
 from moebox.core.box import Box, Cpu, Gpu, split_into_nodes
+from moebox.data import FOLDER
 from moebox.errors import BadInput, UnknownName, refuse_if, require_all, suggest_names
 from moebox.loose import get_objects
 from moebox.units import parse_rate, parse_size
@@ -191,12 +192,24 @@ def gpu_by_alias(name: str) -> Gpu:
         rows = (row for row in table["driver"] if "min_memory" not in row)
         found = next((row["name"] for row in rows if re.search(row["pattern"], name, re.IGNORECASE)), found)
     if found not in known:
+        if box := _spell_box(name, [*known, *aliases]):
+            raise UnknownName("GPU", name, known, hint=f"did you mean {box}?")
+        recipe = (FOLDER / "recipes" / f"{slug}.toml").is_file()
+        refuse_if(recipe, f"box {name!r}: is a recipe", hint=f"`moebox up {name}` takes it; a box is like 8x-h200")
         near = suggest_names(name, sorted([*known, *aliases]))
         like = next(iter(difflib.get_close_matches(slug, known, n=1)), "rtx-5090")
         file = f"a box file describes a new one: gpus = ['1x-{slug}'] and gpu_types.{slug} = {{ like = '{like}', "
         file += "memory = '48GiB', bandwidth = '2.5TB/s' }"
         raise UnknownName("GPU", name, known, hint=f"{near}; {file}")
     return known[found]
+
+
+def _spell_box(name: str, known: Sequence[str]) -> str:
+    """Return "h200x8", "8 h200" or "rtx6000pro" as moebox spells it, or "" if it means no known GPU."""
+    swapped = re.fullmatch(r"(.+?)[\s-]*x[\s-]*(\d+)|(\d+)\s+(.+)", name)
+    kind, count = (swapped[1] or swapped[4], f"{swapped[2] or swapped[3]}x-") if swapped else (name, "")
+    plain = {each.replace("-", ""): each for each in known}.get(re.sub(r"[\s_-]", "", kind), "")
+    return plain and f"{count}{plain}"
 
 
 def _described_gpu(name: str, row: DescribedGpu, where: str) -> Gpu:
@@ -232,6 +245,13 @@ def box_from_document(document: dict[str, object], *, where: str, ram: str = "",
 
 
 def _box_from_toml(document: dict[str, object], *, where: str, name: str) -> Box:
+    up = "`moebox up` takes recipes; a box is like 8x-h200"
+    refuse_if("engine" in document, f"{where}: is a recipe, not a box", hint=up)
+    rows = get_objects(document, "gpus") or get_objects(document, "gpu")
+    short_keys = {*ShortBox.__dataclass_fields__, "gpu", "count"}
+    if rows and not set(document).union(*rows) - short_keys:
+        names = ", ".join(f'"{row.get("count", 1)}x-{row.get("name", "h200")}"' for row in rows)
+        raise BadInput(f"{where}: GPUs are a list of names, not tables", hint=f"write gpus = [{names}]")
     if get_objects(document, "gpus") or "source" in document:
         return codec.decode(Box, document, where=where)
     if isinstance(document.get("gpus"), str):

@@ -19,7 +19,7 @@ from moebox.core.recipe import Climb, Listen, Recipe, Runtime
 from moebox.core.setting import apply_settings, split_setting
 from moebox.data import FOLDER
 from moebox.detect import host
-from moebox.errors import BadInput, UnknownName, suggest_names
+from moebox.errors import BadInput, UnknownName, suggest_names, suggest_path
 from moebox.flows import boxes
 from moebox.flows.settings import with_setting
 from moebox.phantom import gguf_path
@@ -83,7 +83,7 @@ def load_recipe(name: str, settings: Sequence[str] = ()) -> Recipe:
         known |= run_recipes() if is_name and name not in known else {}
         near = suggest_names(name if is_name else path.stem, sorted({*known, PHANTOM}))
         if not is_name:
-            raise BadInput(f"{name}: no such file", hint=f"a recipe's name has no .toml; {near}")
+            raise BadInput(f"{name}: no such file", hint=suggest_path(name) or f"a recipe's name has no .toml; {near}")
         if name not in known:
             raise BadInput(f"no recipe {name!r}", hint=f"a .toml file, or {near}")
         path = known[name]

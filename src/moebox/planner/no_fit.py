@@ -259,8 +259,8 @@ def _enough_ram(query: FitQuery) -> str:
     here = ("here", "on this GPU", "on these GPUs")[min(len(box.gpus), 2)]
     present = f"{format_gib(box.ram)} is there" if box.ram else "none was declared"
     title = f"{least.checkpoint.name} under {registry.engine_display_name(least.recipe.engine)}"
-    more = f", with {size_text(better)} {better.checkpoint.name}, which loses less" if better != least else ""
+    name = f"{size_text(better)} is enough for {better.checkpoint.name}, closer to the original"
+    more = f"; {name}" if better != least else ""
     if box.source == "detected":  # a plan with RAM that is not there would not start here
-        more = more.replace(", with", "; with")
         return f"{size_text(least)} of RAM would be enough for {title} {here} ({present}){more}"
     return f"--ram {size_text(least)}: with that much RAM {title} fits {here} ({present}){more}"
