@@ -1,4 +1,4 @@
-"""How heavy the pages are: the list of 1,000 runs, and the first paint of a report of 20.
+"""How heavy the pages are: the list of 1,000 runs, the first paint of a report of 20, and that of the local page.
 
 python benchmarks/pages.py            # some seconds; needs a Chromium for the first paint
 """
@@ -25,12 +25,12 @@ import asyncio, sys, time
 from pathlib import Path
 from starlette.requests import Request
 from moebox.web import runs
-from moebox.web.gate import Site
-site = Site(runs=Path(sys.argv[1]))
+from moebox.web.gate import WebSite
+site = WebSite(runs=Path(sys.argv[1]))
 request = Request({"type": "http", "query_string": b"", "headers": [], "method": "GET", "path": "/runs"})
 for _ in range(2):
     began = time.process_time()
-    page = asyncio.run(runs.listing(request, site=site))
+    page = asyncio.run(runs.list_runs(request, site=site))
     print(round((time.process_time() - began) * 1e3), len(page.body))
 """
 
@@ -51,14 +51,14 @@ def listed(home: Path) -> tuple[int, int]:
     return first, again
 
 
-def painted(page: Path) -> list[float]:
+def painted(page: str) -> list[float]:
     """Milliseconds until the browser shows anything of the page, some times over."""
     with chromium() as browser:
         tab = browser.tab()
         tab.size(1440, 1000)
         times = []
         for _ in range(TRIES):
-            tab.open(page.as_uri())
+            tab.open(page)
             time.sleep(0.5)
             times.append(tab.run("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
     return times
@@ -75,9 +75,15 @@ def main() -> None:
         page = write_report(few, Path(folder) / "report.html")[0]
         spent = time.process_time() - began
         size = page.stat().st_size / 1e6
-        paints = painted(page)
+        paints = painted(page.as_uri())
         print(f"report of {COMPARED} runs: made in {spent:.1f} s of CPU, {size:.2f} MB")
         print(f"first paint: {statistics.median(paints):.0f} ms (median of {TRIES}, at most {max(paints):.0f})")
+        command = [sys.executable, "-m", "moebox", "ui"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as ui:
+            assert ui.stdout
+            paints = painted(ui.stdout.readline().strip())
+            ui.terminate()
+        print(f"local page, Plan: {statistics.median(paints):.0f} ms (median of {TRIES}, at most {max(paints):.0f})")
         print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
 
 

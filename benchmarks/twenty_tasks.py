@@ -120,7 +120,7 @@ class NewUser:
         _, *words = shlex.split(command)
         if not words:
             return ""
-        overview = self.type_command("moebox --help")[1]
+        overview = self.type_command("moebox help")[1]
         if f"\n  {words[0]} " not in overview or f"moebox {words[0]}" not in self.docs:
             return words[0]
         pair = words[:2] if len(words) > 1 and words[0] in ("models", "doctor") else words[:1]
