@@ -52,7 +52,11 @@ def until(true: Callable[[], object], seconds: float = 120.0) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["runs", "runs/x/stop", "engines/x/stop", "chat", "recipes", "recipes/check", "recipes/start", "tasks"]
+    "path",
+    [
+        *("runs", "runs/x/stop", "engines/x/stop", "chat", "recipes", "recipes/check", "recipes/start"),
+        *("tasks", "tune", "upgrade", "upgrade/rollback"),
+    ],
 )
 def test_changes_are_taken_from_this_page_alone(serve: Serve, path: str):
     """Another page in the same browser has another Origin, even at another port; other users lack the cookie."""
@@ -90,10 +94,10 @@ def test_a_run_is_stopped_as_ctrl_c_stops_it(serve: Serve, tmp_path: Path):
 
 
 def test_a_pid_in_a_file_is_not_believed(serve: Serve, tmp_path: Path):
-    """run.json may name any process; only the one that holds this run's lock is interrupted."""
+    """The lock's file may name any process; only the one that holds it is interrupted."""
     run = a_run(tmp_path)
     run.acquire_lock()
-    run.write_json("run.json", {"pid": os.getppid()})
+    (run.path / ".lock").write_text(str(os.getppid()))
 
     status, text = post(serve(runs=tmp_path), f"runs/{run.id}/stop", {})
     run.release_lock()

@@ -30,11 +30,13 @@ def next_cell(record: RunRecord, *, serving: bool = False) -> AssessmentCell:
     if record.live:
         return command_cell("moebox ps", "the run is still going on")
     if record.interrupted_step:
-        text, detail = (
-            f"moebox {record.resume_command} --resume {run}",
-            f"it was interrupted in {record.interrupted_step}",
-        )
+        text, detail = f"moebox {record.resume_command}", f"it was interrupted in {record.interrupted_step}"
         return AssessmentCell(name="next", text=text, tone="warn", command=True, detail=detail)
+    if upgrade := record.upgrade:
+        if upgrade.get("outcome") in ("keep", "no difference") and not upgrade.get("applied"):
+            return command_cell(record.resume_command.replace("upgrade", "moebox upgrade apply", 1), "switches to it")
+        name = shlex.quote(str(upgrade.get("name")))
+        return command_cell(f"moebox runs history {name}", "what ran of this recipe, and how well")
     if recipe is None:
         return command_cell(*server_command(record))
     if record.simulation:

@@ -13,6 +13,7 @@ from moebox.assess.format import capitalize, count_phrase, format_ms, format_num
 from moebox.assess.naming import engine_title, parallelism_title, placement_title, quant_title
 from moebox.assess.next_step import failure_cells, next_cell
 from moebox.assess.recommend import loads_text, recommend
+from moebox.loose import get_text, is_true
 from moebox.runs.record import RunRecord
 from moebox.units import format_count, format_gib, plural
 
@@ -21,6 +22,8 @@ def assess_run(record: RunRecord, *, serving: bool = False) -> Assessment:
     """Judge everything that is known about a run; `serving`: its engine is up."""
     if record.failure:
         cells = (chosen_cell(record), *failure_cells(record, record.failure))
+    elif record.upgrade:
+        cells = (chosen_cell(record), next_cell(record))
     else:
         answers = (correctness_cell(record), speed_cell(record), next_cell(record, serving=serving))
         cells = (chosen_cell(record), *answers)
@@ -36,7 +39,7 @@ def assess_run(record: RunRecord, *, serving: bool = False) -> Assessment:
 def headline(record: RunRecord, assessment: Assessment) -> str:
     """One sentence about the whole run."""
     failed, right, fast = (assessment.cell(name) for name in ("failed", "right", "fast"))
-    if failed or not (right and fast):
+    if failed or not ((right and fast) or record.upgrade):
         return capitalize(failed.text) if failed else ""
     if record.simulation:
         return "A simulation: no GPU produced these figures"
@@ -46,6 +49,8 @@ def headline(record: RunRecord, assessment: Assessment) -> str:
         return f"Interrupted in {record.unfinished_step}"
     if record.imported:
         return ""
+    if record.upgrade:
+        return f"Upgrade: {get_text(record.upgrade, 'outcome')}{', applied' * is_true(record.upgrade, 'applied')}"
     checks = record.check_count_text if record.checks_run else "answers not checked"
     speed = count_ranges(record).text if record.loads else "speed not measured"
     failures = count_phrase(failed_requests(record), "request", "failed")
@@ -60,7 +65,12 @@ def failed_requests(record: RunRecord) -> int:
 
 def chosen_cell(record: RunRecord) -> AssessmentCell:
     """Engine, checkpoint, layout and context in one line."""
-    recipe = record.recipe
+    recipe, upgrade = record.recipe, record.upgrade
+    if upgrade:
+        reasons = upgrade.get("reasons")
+        detail = "; ".join(map(str, reasons)) if isinstance(reasons, list | tuple) else ""
+        change = f"{get_text(upgrade, 'old')} → {get_text(upgrade, 'new')}"
+        return AssessmentCell(name="chosen", text=change, tone="quiet", detail=detail)
     if recipe is None:
         return AssessmentCell(name="chosen", text="no recipe", tone="quiet")
     layout = parallelism_title(record) or placement_title(record, single_gpu="1 GPU")

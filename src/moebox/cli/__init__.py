@@ -37,7 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "runs history": ("moebox.cli.runs:history", "Show what ran of a recipe, on which version, how well."),
     "runs rm": ("moebox.cli.runs:rm", "Delete runs."),
     "report": ("moebox.cli.report:report", "Write the report of one run, or of several side by side."),
-    "ui": ("moebox.web.command:ui", "Open a local page: plan, start and follow runs, chat, compare."),
+    "ui": ("moebox.web.command:ui", "Open a local page: plan, start, follow, chat, tune, compare."),
     "completion": ("moebox.cli.completion:completion", "Print shell completion for bash, zsh or fish."),
     "pack": ("moebox.cli.report:pack", "Put runs into a folder or archive to publish."),
     "box": ("moebox.cli.box:box", "Show this machine, or a described one."),
@@ -149,6 +149,7 @@ def _run_command(words: list[str]) -> int:
 
     if "--plain" in words:
         os.environ |= {"NO_COLOR": "1", "TERM": "dumb"}
+    words = ["watch", *words[1:]] if words[0] == "top" else words  # what users of other tools type
     debug = "--debug" in words
     words, folder, home = [*words], "", os.environ.get("MOEBOX_RUNS")
     if "--runs" in words[:-1]:

@@ -1,7 +1,7 @@
 """`moebox tune`: search an engine's settings for those that serve a goal best."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from moebox.cli import flags
 from moebox.cli.climb import begin_trials, print_news, print_steps
@@ -10,10 +10,7 @@ from moebox.cli.output import print_lines, print_result, stderr_console
 from moebox.cli.signals import interrupt_message
 from moebox.core.setting import split_settings
 from moebox.errors import refuse_if, refuse_out_of_range
-from moebox.units import format_seconds, format_tok_s, parse_seconds, plural
-
-if TYPE_CHECKING:
-    from moebox.flows.tune_state import TuneState
+from moebox.units import parse_seconds
 
 
 def tune(
@@ -75,24 +72,9 @@ def tune(
 
     def print_table() -> None:
         print_steps(result.trials, result.passed_over)
-        print_lines(describe_tuning(found))
+        print_lines(found.findings)
         print_lines([f"best recipe: {run.path / BEST_FILE}", f"picture: {run.path / 'pareto.svg'}"])
 
     document = {**codec.to_plain(found), "recipe": codec.to_plain(result.best.recipe), "run": str(run.path)}
     print_result(json, document, print_table)
     return 0
-
-
-def describe_tuning(found: "TuneState") -> list[str]:
-    """The result, the reason of each setting, and the power sweep, line by line."""
-    screened = f"{plural(len(found.screened), 'measurement')} with {found.layers or 'all'} layers"
-    lines = [f"screened: {screened}; {format_seconds(found.spent_s)} of {format_seconds(found.options.budget_s)} used"]
-    lines += [f"result: {found.result}"]
-    lines += [f"  {row.path} = {row.value}: {row.gain:+.1%}, {row.source}; {row.why}" for row in found.reasons]
-    for row in found.caps:
-        cost = f", {row.gain}" if row.gain else ""
-        energy = f", {row.tokens_per_joule:.2f} tokens per joule" if row.tokens_per_joule else ""
-        lines.append(f"  power cap {row.cap_w} W: {format_tok_s(row.tok_s)}{energy}{cost}")
-    if found.best_cap_w:
-        lines.append(f"lowest cap that costs less than 2%: {found.best_cap_w} W (nvidia-smi -pl {found.best_cap_w})")
-    return lines

@@ -1,5 +1,7 @@
 """`moebox upgrade`: try another version or setting, switch to it, return from it, or find the version that broke it."""
 
+import dataclasses
+import functools
 import random
 from typing import Annotated
 
@@ -87,6 +89,7 @@ def _notify(text: str) -> None:
 def _try(named: str, to: str, by: str, source: str, *, switch_to_it: bool, json: bool) -> int:
     from moebox import detect
     from moebox.checkpoint import deploy
+    from moebox.core.event import UpgradeStep
     from moebox.flows import recipes, switch
     from moebox.flows.compare import CompareEffort
     from moebox.flows.upgrade import UPGRADE_FILE, UpgradeEffort, parse_judges, try_upgrade, upgrade_recipe
@@ -96,23 +99,34 @@ def _try(named: str, to: str, by: str, source: str, *, switch_to_it: bool, json:
     restore_interrupted()
     judges, old, box = parse_judges(by), recipes.load_recipe(named), detect.load_box()
     require_engine(deploy(old))
-    new, names = upgrade_recipe(old, flags.split_names(to), tree=source, box=box, notify=_notify)
+
+    @functools.cache
+    def begin_run() -> Run:  # with the first news, so that bad arguments leave no folder
+        run = Run.create(f"upgrade-{old.name}")
+        _notify(f"run: {run.path}")
+        return run
+
+    def notify(text: str) -> None:
+        begin_run().add_event(UpgradeStep(recipe=named, to=to, text=text))
+        _notify(text)
+
+    new, names = upgrade_recipe(old, flags.split_names(to), tree=source, box=box, notify=notify)
     require_engine(deploy(new))
-    run = Run.create(f"upgrade-{old.name}")
-    _notify(f"run: {run.path}")
+    run = begin_run()
     compare = CompareEffort(rounds=6, most_rounds=24, seed=random.randrange(10**6))
     with (
         interrupt_message(f"the old endpoint is what runs; results so far are in {run.path}"),
         switch.paused_endpoint(named, old, new, run) as journal,
     ):
         effort = UpgradeEffort(compare=compare)
-        result = try_upgrade(old, new, names, run, judges=judges, effort=effort, box=box, notify=_notify)
+        result = try_upgrade(old, new, names, run, judges=judges, effort=effort, box=box, notify=notify)
         good = result.outcome in ("keep", "no difference")
         applied = switch_to_it and good
         if applied:
             switch.apply_switch(journal)
-    run.write_json(UPGRADE_FILE, {**codec.to_plain(result), "applied": applied, "recipe": codec.to_plain(new)})
-    document = {**codec.to_plain(result), "headline": result.headline, "applied": applied, "run": str(run.path)}
+    result = dataclasses.replace(result, applied=applied, recipe=new)
+    run.write_json(UPGRADE_FILE, result)
+    document = {**codec.to_plain(result), "headline": result.headline, "run": str(run.path)}
     lines = [
         result.headline,
         f"{result.outcome}: {'; '.join(result.reasons)}",

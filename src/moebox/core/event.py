@@ -299,6 +299,14 @@ class TuneScreened(Event, tag="tune.screened", frozen=True):
     why: str = ""
 
 
+class UpgradeStep(Event, tag="upgrade.step", frozen=True):
+    """A step of `moebox upgrade` begins: `text` of the change `to` of a recipe."""
+
+    recipe: str = ""
+    to: str = ""
+    text: str = ""
+
+
 class ClimbStep(Event, frozen=True):
     """A step's result: the columns of the climb's table."""
 

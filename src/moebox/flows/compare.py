@@ -37,6 +37,7 @@ from moebox.quality.measure import QualityGate
 from moebox.serve import ports
 from moebox.serve.state import hold_endpoint
 from moebox.store import Run
+from moebox.units import plural
 
 SMALL = 0.02  # a smaller difference in speed does not matter
 MARGIN = 0.10  # an interval of the difference beyond it is too wide to call two speeds the same
@@ -117,6 +118,9 @@ class SideListener:
     def on_ready(self, name: str, endpoint: Endpoint, folder: Run) -> None:
         """Side `name` answers for the first time."""
 
+    def on_load(self, text: str) -> None:
+        """A load, such as "decode at 4 requests, load 2 of 3", is about to be measured."""
+
 
 def compare_targets(
     a: CompareTarget,
@@ -140,7 +144,7 @@ def compare_targets(
         listener.on_start("B")
         with live_endpoint(b, "B", run) as right:
             listener.on_ready("B", right, side_run(run, "B"))
-            return measure_both(left, right, effort)
+            return measure_both(left, right, effort, listener)
 
 
 def side_run(run: Run, name: str) -> Run:
@@ -171,18 +175,19 @@ def live_endpoint(target: CompareTarget, name: str, run: Run) -> Iterator[Endpoi
             raise ExternalError(f"{engine.endpoint.base_url} ended while it was measured", hint=f"log: {engine.log}")
 
 
-def measure_both(a: Endpoint, b: Endpoint, effort: CompareEffort) -> tuple[MeasuredSide, MeasuredSide]:
+def measure_both(
+    a: Endpoint, b: Endpoint, effort: CompareEffort, listener: SideListener = SideListener()
+) -> tuple[MeasuredSide, MeasuredSide]:
     """Measure two servers that are both up, or one that is compared with itself."""
     before = read_draft_counts(a), read_draft_counts(b)
     answers = collect_answers(a, b, questions=effort.questions, seed=effort.seed)
     paces = []
-    loads = _loads(effort)
-    for load, words in loads:
+    for load, words in _loads(effort, listener):
         with (
             SpeedMeter(a, concurrency=load, prompt_words=words) as meter_a,
             SpeedMeter(b, concurrency=load, prompt_words=words) as meter_b,
         ):
-            paces.append(_measure_until_decided(meter_a, meter_b, effort, len(loads)))
+            paces.append(_measure_until_decided(meter_a, meter_b, effort))
     left, right = (
         MeasuredSide(
             name=name,
@@ -195,11 +200,10 @@ def measure_both(a: Endpoint, b: Endpoint, effort: CompareEffort) -> tuple[Measu
     return left, right
 
 
-def _measure_until_decided(
-    a: SpeedMeter, b: SpeedMeter, effort: CompareEffort, loads: int
-) -> tuple[SpeedRounds, SpeedRounds]:
+def _measure_until_decided(a: SpeedMeter, b: SpeedMeter, effort: CompareEffort) -> tuple[SpeedRounds, SpeedRounds]:
     """Measure in turn until a difference was seen twice, the speed is the same within the margin, or rounds end."""
     looks, was_different = max(1, effort.most_rounds // effort.rounds), False
+    loads = len(effort.concurrency) + bool(effort.prompt_words)
     for _ in range(looks):
         pair = measure_in_turn(a, b, rounds=effort.rounds)
         rates, doubt = (pair[0].tok_s, pair[1].tok_s), (1 - CONFIDENCE) / loads
@@ -212,9 +216,13 @@ def _measure_until_decided(
     return pair
 
 
-def _loads(effort: CompareEffort) -> list[tuple[int, int]]:
-    """Concurrency and words of the prompt of each measurement."""
-    return [*((load, 0) for load in effort.concurrency), *[(1, effort.prompt_words)] * bool(effort.prompt_words)]
+def _loads(effort: CompareEffort, listener: SideListener) -> Iterator[tuple[int, int]]:
+    """Yield concurrency and words of the prompt of each measurement, and report it."""
+    loads = [*((load, 0) for load in effort.concurrency), *[(1, effort.prompt_words)] * bool(effort.prompt_words)]
+    for number, (load, words) in enumerate(loads, 1):
+        what = "prefill" if words else f"decode at {plural(load, 'request')}"
+        listener.on_load(f"{what}, load {number} of {len(loads)}")
+        yield load, words
 
 
 def _measure_one_by_one(
@@ -226,14 +234,14 @@ def _measure_one_by_one(
     listener.on_start("A")
     with live_endpoint(a, "A", run) as endpoint:
         listener.on_ready("A", endpoint, side_run(run, "A"))
-        first = measure_side("A", endpoint, early)
+        first = measure_side("A", endpoint, early, listener)
     listener.on_start("B")
     with live_endpoint(b, "B", run) as endpoint:
         listener.on_ready("B", endpoint, side_run(run, "B"))
-        second = measure_side("B", endpoint, replace(effort, rounds=early.rounds + late.rounds))
+        second = measure_side("B", endpoint, replace(effort, rounds=early.rounds + late.rounds), listener)
     listener.on_start("A")
     with live_endpoint(a, "A2", run) as endpoint:
-        third = measure_side("A", endpoint, late)
+        third = measure_side("A", endpoint, late, listener)
     paces = tuple(
         replace(before, tok_s=before.tok_s + after.tok_s, ttft_ms=before.ttft_ms + after.ttft_ms)
         for before, after in zip(first.paces, third.paces, strict=True)
@@ -241,13 +249,13 @@ def _measure_one_by_one(
     return replace(first, paces=paces), second
 
 
-def measure_side(name: str, endpoint: Endpoint, effort: CompareEffort) -> MeasuredSide:
+def measure_side(name: str, endpoint: Endpoint, effort: CompareEffort, listener: SideListener) -> MeasuredSide:
     with hold_endpoint(endpoint.base_url, "moebox compare"):
         before = read_draft_counts(endpoint)
         (answers,) = collect_answers(endpoint, questions=effort.questions, seed=effort.seed)
         paces = tuple(
             measure_speed(endpoint, concurrency=load, rounds=effort.rounds, prompt_words=words)
-            for load, words in _loads(effort)
+            for load, words in _loads(effort, listener)
         )
         acceptance = acceptance_rate(before, read_draft_counts(endpoint))
     return MeasuredSide(name=name, answers_given=tuple(answers), paces=paces, acceptance=acceptance)

@@ -364,6 +364,7 @@ class Tuner(TrialRunner):
             reason = next((trial.why for trial in self.trials), "") or self.skipped.get("start", "")
             short = f"the budget of {format_seconds(options.budget_s)} ended before the recipe was measured"
             text = f"the recipe is not good as it is: {reason}" if reason else short
+            self.update(result=text)
             raise AnswerIsNo(text, hint=f"evidence in {self.run.path}")
         winner = best.number > 0
         result = f"{best.change}: {best.why}" if winner else "nothing was shown to be better than the start"

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from markupsafe import Markup
+
 from moebox.flows.search import pareto_front
 from moebox.flows.tune_state import ScreenTrial
 from moebox.flows.walk import ClimbTrial
@@ -13,7 +15,17 @@ Row = tuple[str, int, float, float, float]  # name, place in the palette, tok/s,
 
 
 def draw_pareto(trials: Sequence[ClimbTrial], screened: Sequence[ScreenTrial]) -> str:
-    """Two charts, the second if energy is known. Each point is relative to the start with as many layers.
+    """The charts as one file, one below the other."""
+    charts = pareto_charts(trials, screened)
+    parts = (
+        svg_tag("svg", str(svg), y=HEIGHT * row, width=WIDTH, height=HEIGHT) for row, (_, svg) in enumerate(charts)
+    )
+    view = {"xmlns": "http://www.w3.org/2000/svg", "viewBox": f"0 0 {WIDTH:g} {HEIGHT * len(charts):g}"}
+    return inline_colours(svg_tag("svg", "".join(parts), **view, font_size=12))
+
+
+def pareto_charts(trials: Sequence[ClimbTrial], screened: Sequence[ScreenTrial]) -> list[tuple[str, Markup]]:
+    """Two charts with titles, the second if energy is known. Each point is relative to the start with as many layers.
 
     Filled points are whole models, hollow ones were screened; the line joins what nothing beats in both respects.
     """
@@ -37,7 +49,7 @@ def draw_pareto(trials: Sequence[ClimbTrial], screened: Sequence[ScreenTrial]) -
         energy = watts / rate / (watts0 / rate0) if watts and watts0 else 0.0
         points.append((name, colour, rate / rate0, ttft / ttft0 if ttft0 else 1.0, energy))
     speed = ChartAxis(title="speed, start = 1", zero=False, log=False)
-    body = ""
+    charts: list[tuple[str, Markup]] = []
     for column, title in ((3, "time to first token, start = 1"), (4, "joules per token, start = 1")):
         shown = [point for point in points if point[column] > 0]  # type: ignore[operator]
         if not shown:
@@ -49,8 +61,6 @@ def draw_pareto(trials: Sequence[ClimbTrial], screened: Sequence[ScreenTrial]) -
         ]
         front = ChartSeries(name="best", colour=FRONT, points=tuple(pareto_front(places)), markers=False)
         axis = ChartAxis(title=title, zero=False, log=False)
-        chart = draw_lines([front, *series], x=axis, y=speed, label=f"Speed against {title}")
-        body += svg_tag("svg", str(chart), y=HEIGHT * (column - 3), width=WIDTH, height=HEIGHT)
-    height = HEIGHT * (2 if any(point[4] for point in points) else 1)
-    view = {"xmlns": "http://www.w3.org/2000/svg", "viewBox": f"0 0 {WIDTH:g} {height:g}", "font_size": 12}
-    return inline_colours(svg_tag("svg", body, **view))
+        if chart := draw_lines([front, *series], x=axis, y=speed, label=f"Speed against {title}"):
+            charts.append((f"Speed against {title.partition(',')[0]}", chart))
+    return charts

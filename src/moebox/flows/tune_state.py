@@ -14,6 +14,7 @@ from moebox.flows.power_sweep import CapMeasurement
 from moebox.flows.search import Changes
 from moebox.flows.settings import current_value, with_setting
 from moebox.flows.walk import ClimbTrial
+from moebox.units import format_seconds, format_tok_s, plural
 
 TUNE_FILE = "tune.json"
 Goal = Literal["throughput", "latency", "efficiency"]
@@ -72,6 +73,21 @@ class TuneState:
     caps: tuple[CapMeasurement, ...] = ()
     best_cap_w: int = 0  # the lowest cap that costs less than 2% speed; 0 if not swept
     result: str = ""
+
+    @property
+    def findings(self) -> list[str]:
+        """What was measured, the result, the reason of each setting, and the power sweep, line by line."""
+        screened = f"{plural(len(self.screened), 'measurement')} with {self.layers or 'all'} layers"
+        used = f"{format_seconds(self.spent_s)} of {format_seconds(self.options.budget_s)} used"
+        lines = [f"screened: {screened}; {used}", *[f"result: {self.result}"] * bool(self.result)]
+        lines += [f"  {row.path} = {row.value}: {row.gain:+.1%}, {row.source}; {row.why}" for row in self.reasons]
+        for row in self.caps:
+            cost = f", {row.gain}" if row.gain else ""
+            energy = f", {row.tokens_per_joule:.2f} tokens per joule" if row.tokens_per_joule else ""
+            lines.append(f"  power cap {row.cap_w} W: {format_tok_s(row.tok_s)}{energy}{cost}")
+        if cap := self.best_cap_w:
+            lines.append(f"lowest cap that costs less than 2%: {cap} W (nvidia-smi -pl {cap})")
+        return lines
 
 
 class Budget:

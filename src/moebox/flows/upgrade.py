@@ -95,6 +95,8 @@ class UpgradeResult:
     sides: dict[str, ProvenSide] = field(default_factory=dict)
     drift: float | None = None  # of the old version between its two measurements
     seconds: float = 0.0
+    applied: bool = False
+    recipe: Recipe | None = None  # the new one
 
     @property
     def headline(self) -> str:
@@ -104,19 +106,18 @@ class UpgradeResult:
         return f"{self.old} → {self.new}: {'; '.join(parts)}"
 
     @property
-    def page(self) -> str:
-        """One page for a reader who was not there."""
-        lines = [f"# {self.headline}", "", f"**{self.outcome}**", "", *(f"- {reason}" for reason in self.reasons), ""]
-        lines += [f"- {note}" for note in self.notes]
+    def findings(self) -> list[str]:
+        """Reasons, notes, speeds and checks, a line each."""
+        lines = [*self.reasons, *self.notes]
         for row in self.gains:
-            lines.append(f"- {row.what} at {row.concurrency}: {row.a_tok_s:.1f} → {row.b_tok_s:.1f} tok/s, {row.gain}")
+            lines.append(f"{row.what} at {row.concurrency}: {row.a_tok_s:.1f} → {row.b_tok_s:.1f} tok/s, {row.gain}")  # noqa: PERF401
         if self.drift is not None:
-            lines.append(f"- the old version changed by {self.drift:+.1%} between its two measurements")
+            lines.append(f"the old version changed by {self.drift:+.1%} between its two measurements")
         for side, proven in self.sides.items():
             marks = ", ".join(f"{name} {mark}" for name, mark in proven.marks.items() if mark != "pass")
             soak = f"; {proven.soak.text}" if proven.soak else ""
-            lines.append(f"- {'old' if side == 'A' else 'new'}: {marks or 'all checks passed'}{soak}")
-        return "\n".join([*lines, ""])
+            lines.append(f"{'old' if side == 'A' else 'new'}: {marks or 'all checks passed'}{soak}")
+        return lines
 
 
 def speed_text(row: GainAtConcurrency) -> str:
@@ -222,6 +223,9 @@ class _Trial(SideListener):
         self.current = name
         self.notify(f"starting the {'old' if name == 'A' else 'new'} version")
 
+    def on_load(self, text: str) -> None:
+        self.notify(f"measuring {text}")
+
     def on_ready(self, name: str, endpoint: Endpoint, folder: Run) -> None:
         judges, effort = self.judges, self.effort
         self.urls[name] = endpoint.base_url
@@ -264,12 +268,12 @@ class _Trial(SideListener):
                 raise
             return dataclasses.replace(side, quality=f"not judged: {problem.message}")
         marks: dict[bool | None, Mark] = {True: "pass", False: "fail", None: "warn"}
-        if not judged:
-            return side
-        return dataclasses.replace(side, quality=judged.verdict, quality_mark=marks[judged.keeps_limit])
+        keeps = judged and dataclasses.replace(side, quality=judged.verdict, quality_mark=marks[judged.keeps_limit])
+        return keeps or side
 
     def check(self, endpoint: Endpoint, names: Sequence[str], folder: Run) -> CheckResults:
         """Run checks with the same questions for both sides."""
+        self.notify(f"{plural(len(names), 'check')} of it")
         seed = self.effort.compare.seed
         options = VerifyOptions(context=self.recipe.context or None, trials=self.effort.trials, seed=seed)
         return run_checks(endpoint, options, only=names, run=folder)
@@ -325,7 +329,8 @@ def try_upgrade(
         result = _compare_sides(old, new, result, run, _Trial(old, judges, effort, notify))
     result = dataclasses.replace(result, notes=(*notes, *result.notes), seconds=time.monotonic() - began)
     run.write_json(UPGRADE_FILE, result)
-    run.write_file(PAGE_FILE, result.page)
+    lines = (f"# {result.headline}", "", f"**{result.outcome}**", "", *(f"- {line}" for line in result.findings), "")
+    run.write_file(PAGE_FILE, "\n".join(lines))
     return result
 
 
@@ -370,8 +375,7 @@ def second_half_change(rounds: Sequence[float]) -> float:
 
 def decide_upgrade(found: Comparison, sides: dict[str, ProvenSide], judges: Judges) -> tuple[Outcome, tuple[str, ...]]:
     """The outcome of a new side that starts, answers and bears the load, and the reasons."""
-    limit = judges.speed or 0.0
-    slower = [row for row in found.gains if row.gain and row.gain.high < -limit]
+    slower = [row for row in found.gains if row.gain and row.gain.high < -(judges.speed or 0.0)]
     if not found.as_good or slower:
         return "roll back", (*[found.verdict] * (not found.as_good), *map(speed_text, slower))
     old, new = sides["A"], sides["B"]

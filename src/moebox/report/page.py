@@ -37,6 +37,7 @@ from moebox.report.sections.summary import summary_section
 from moebox.report.sections.tables import figures_section
 from moebox.report.sections.tasks import tasks_section
 from moebox.runs.record import RunRecord
+from moebox.units import format_seconds
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -130,7 +131,7 @@ def jinja_environment(*packages: str) -> "Environment":
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"ticked": code_in_ticks, "score": score_text}
+    made.filters |= {"ticked": code_in_ticks, "score": score_text, "seconds": format_seconds, "moment": format_time}
     made.filters |= {"check_evidence": check_evidence, "probe_evidence": probe_evidence}
     return made
 

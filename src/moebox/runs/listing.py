@@ -20,8 +20,8 @@ from moebox.units import plural
 VERDICT_WORDS = {"pass": "passed", "warn": "warnings", "fail": "failed"}
 MAX_NAME_CHARS, MAX_REASON_CHARS = 200, 300
 WATCHED: tuple[str, ...] = ("run.json", "events.jsonl", "recipe.toml", "best.toml", "box.toml", "verify.json")
-WATCHED += ("verdicts", "measurements", "tasks.json", "climb.json", PIPELINE, PIPELINE_BEFORE)
-FORMAT = 11  # of the cache
+WATCHED += ("verdicts", "measurements", "tasks.json", "climb.json", "upgrade.json", PIPELINE, PIPELINE_BEFORE)
+FORMAT = 12  # of the cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ climb table of an imported run are read leniently.
 """
 
 import calendar
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import msgspec
 from moebox import codec
 from moebox.core.box import Box
 from moebox.core.engine_event import AttemptEnded, AttemptReady, AttemptStarted, PublishedFacts
-from moebox.core.event import ClimbBegan, ClimbStep, ServerMeasured, VerifyBegan, marks_simulation
+from moebox.core.event import ClimbBegan, ClimbStep, ServerMeasured, UpgradeStep, VerifyBegan, marks_simulation
 from moebox.core.kernel import KernelFindings, KernelLaunch, KnownFailure
 from moebox.core.pipeline import Pipeline
 from moebox.core.plan import Plan
@@ -45,6 +46,7 @@ RECIPES = ("recipe.toml", "best.toml", "start.toml")  # of a launch; of a climb 
 OWN_NAMES = {"run.json", "events.jsonl", "plan.json", PIPELINE, PIPELINE_BEFORE, "verify.json", "climb.json"}
 OWN_NAMES |= {"verdicts", "measurements", "climb", "kernels", "configs", "patches", "logs", "recipes", "kernels.json"}
 OWN_NAMES |= {"answers.json", "doctor.json", "report.html", "report.pdf", "report.md", "launch.sh", "tasks.json"}
+OWN_NAMES |= {"upgrade.json", "upgrade.md", "tune.json", "pareto.svg", "screen"}
 OWN_NAMES |= {"tasks", "calibration.json", "compare.json", "nodes.json", "fleet.json", "A", "B", RESULT_FILE, FILE_NAME}
 
 
@@ -225,6 +227,10 @@ def read_run(run: Run) -> RunRecord:
     climb_ended = is_true(climb, "ended") or (run.path / "best.toml").exists()
     if not step and climb_began and not climb_ended:
         step = climb_began
+    upgrade = next((entry.event for entry in entries if isinstance(entry.event, UpgradeStep)), None)
+    result = as_object(reader.load("upgrade.json")) or None
+    if upgrade and not result:
+        step = "upgrade"
     found_nothing = bool(climb_began) and is_true(climb, "ended") and as_object(climb).get("best") is None
     climb_failure = steps[0].why if found_nothing and steps else ""
     attempts = history.launch_attempts(entries, live=locked)
@@ -241,7 +247,10 @@ def read_run(run: Run) -> RunRecord:
         ended=max(times, default=0.0),
         locked=locked,
         open_step=step,
-        resume_command=climb_began if climb_began and not pipeline else "run",
+        resume_command=f"upgrade {shlex.quote(upgrade.recipe)} {shlex.quote(upgrade.to)}"
+        if upgrade
+        else f"{climb_began if climb_began and not pipeline else 'run'} --resume {shlex.quote(run.id)}",
+        upgrade=result,
         simulation=is_simulation(info, pipeline, entries, loads),
         box=box,
         recipe=recipe,

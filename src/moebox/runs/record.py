@@ -221,7 +221,8 @@ class RunRecord:
     ended: float = 0.0
     locked: bool = False  # a process works on it
     open_step: str = ""  # step of `moebox run`, or "climb", that began and did not end
-    resume_command: str = "run"
+    resume_command: str = ""  # goes on with it, without "moebox"
+    upgrade: Json | None = None  # the result of `moebox upgrade`
     simulation: bool = False
     box: Box | None = None
     recipe: Recipe | None = None

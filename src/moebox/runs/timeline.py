@@ -9,6 +9,7 @@ from moebox.core.recipe import Recipe
 from moebox.errors import BadInput, suggest_names
 from moebox.loose import get_objects, get_text
 from moebox.runs.listing import list_summaries
+from moebox.runs.reader import RECIPES
 from moebox.store import Run, runs_dir
 
 LOWER = 0.10  # two runs at other times differ by less without a cause; only upgrades measure in turn
@@ -56,7 +57,10 @@ def recipe_history(name: str, *, runs: Path | None = None) -> list[HistoryRow]:
         names |= {summary.recipe} - {""}
         if summary.recipe != name or summary.simulation:
             continue
-        recipe = codec.read_toml(Recipe, folder.path / "recipe.toml")
+        path = next((folder.path / name for name in RECIPES if (folder.path / name).exists()), None)
+        if path is None:
+            continue
+        recipe = codec.read_toml(Recipe, path)
         seen = [
             event.facts.version for event in folder.read_events() if isinstance(event, AttemptReady) and event.facts
         ]

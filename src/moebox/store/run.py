@@ -4,6 +4,7 @@ A full disk ends a run only if it is `strict`. Otherwise lost writes are counted
 gets a `journal.lost` event as soon as there is space again, so that the report can list what is missing.
 """
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -125,6 +126,10 @@ class Run:
                 lock.close()
                 return False
             self._lock = lock
+            with contextlib.suppress(OSError):  # a full disk: it cannot be stopped from the page
+                lock.truncate(0)
+                lock.write(b"%d\n" % os.getpid())
+                lock.flush()
         return True
 
     def release_lock(self) -> None:

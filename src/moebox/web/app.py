@@ -15,7 +15,7 @@ from moebox import codec
 from moebox.core import catalogue, registry
 from moebox.errors import MoeboxError
 from moebox.report.block import Prose
-from moebox.web import calibrations, chat, engines, models, planning, recipes, runs, tasks, watching
+from moebox.web import calibrations, chat, engines, models, planning, recipes, runs, tasks, trials, watching
 from moebox.web.gate import AccessGate, WebSite
 from moebox.web.mounts import DISKS
 from moebox.web.pages import error_blocks, error_handler, render_page, render_part, serve_script
@@ -55,6 +55,12 @@ def make_app(site: WebSite) -> "ASGIApp":
         get_route("/engines/{name}/watch/events", watching.stream_figures),
         get_route("/tasks", tasks.list_task_runs),
         post_route("/tasks", tasks.start_tasks),
+        *(
+            route(f"/{command}", functools.partial(handler, command=command))
+            for command in ("tune", "upgrade")
+            for route, handler in ((get_route, trials.show_trials), (post_route, trials.start_trial))
+        ),
+        post_route("/upgrade/rollback", trials.roll_back),
         get_route("/calibrations", calibrations.list_calibrations),
         get_route("/calibrations/{name}", calibrations.show_calibration),
         post_route("/calibrations/{name}/remove", calibrations.remove_calibration),

@@ -23,7 +23,7 @@ def ui(
     socket: Path | None = None,
     open: Annotated[bool, Parameter(name="--open", negative=())] = False,
 ) -> int:
-    """Serve the local page: plan with sliders, the runs, one of them live. Ctrl-C ends it.
+    """Serve the local page: plan, start, follow, chat, tune, upgrade and compare. Ctrl-C ends it.
 
     The printed address holds a token, new for each start: other users of this machine have none, and get no page.
 

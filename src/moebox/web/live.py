@@ -32,11 +32,13 @@ from moebox.runs.reader import read_run
 from moebox.serve import state
 from moebox.store import PIPELINE, PIPELINE_BEFORE, Run, plain
 from moebox.units import format_seconds
+from moebox.web import trial_view
 
 POLL_S = 0.3  # between two looks at the folder
 PING_S = 15.0  # proxies and browsers give up on a silent stream
 MAX_EVENTS = 40
 MAX_LOG_LINES = 14
+COMMAND_LOG = "command.log"  # what a command that the page started prints
 TAIL_BYTES = 32 << 10  # of the engine's log that are read
 LIVE_SECTIONS: tuple[SectionMaker, ...] = (
     checks_section,
@@ -81,6 +83,7 @@ class LiveView:
     charts: Charts | None  # checks and rates over time
     sections: tuple[Section, ...]
     log: tuple[LogLine, ...]
+    output: tuple[LogLine, ...]  # of a command that the page started
     events: tuple[tuple[str, str, str], ...]
 
 
@@ -100,12 +103,13 @@ def live_view(run: Run) -> LiveView:
         else summary.state_text(live=state.is_run_active(run, engines, unfinished_step=summary.left_in)),
         simulation=record.simulation,
         assessment=assess_run(record, serving=serving),
-        steps=step_views(record.pipeline, live=record.locked),
-        time_left=time_left_text(run, record.pipeline) if record.pipeline and record.locked else "",
-        engine="" if record.simulation else engine,
+        steps=step_views(record.pipeline, live=record.locked) or upgrade_views(run),
+        time_left=time_left_text(run, record.pipeline) if record.locked else "",
+        engine="" if record.simulation else engines.get(run.path.resolve(), ""),  # not one that a trial measures
         charts=time_charts(run),
-        sections=tuple(make_sections(records, LIVE_SECTIONS)),
-        log=tuple(log_lines(run)),
+        sections=(*trial_view.trial_sections(run), *make_sections(records, LIVE_SECTIONS)),
+        log=tuple(log_lines(run, "engine.log")),
+        output=tuple(log_lines(run, COMMAND_LOG)),
         events=tuple(newest_events(run)),
     )
 
@@ -165,6 +169,14 @@ def step_views(pipeline: Pipeline | None, *, live: bool) -> tuple[StepView, ...]
     return tuple(views)
 
 
+def upgrade_views(run: Run) -> tuple[StepView, ...]:
+    """The steps of an upgrade, the last of which is running or was interrupted if there is no result."""
+    steps, last = trial_view.upgrade_steps(run), "running" if run.is_locked else "interrupted"
+    states = ["done"] * (len(steps) - 1) + ["done" if (run.path / "upgrade.json").exists() else last]
+    rows = zip(steps, states, strict=bool(steps))
+    return tuple(StepView(name=format_time(when)[11:19], state=each, text=step.text) for (when, step), each in rows)
+
+
 def figure_text(value: object) -> str:
     """A figure as users write it: "yes", "1,024", "0.1235"."""
     if isinstance(value, bool):
@@ -174,8 +186,10 @@ def figure_text(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def time_left_text(run: Run, pipeline: Pipeline) -> str:
-    """How long the rest takes, by earlier runs; "" if that is not known."""
+def time_left_text(run: Run, pipeline: Pipeline | None) -> str:
+    """How long the rest takes, by earlier runs or a tuning's budget; "" if that is not known."""
+    if pipeline is None:
+        return trial_view.trial_time_left(run)
     started = [entry.time for entry in run.read_journal().entries if isinstance(entry.event, StepRunning)]
     past_s = max(0.0, time.time() - started[-1]) if started else 0.0
     return pipelines.time_left_text(
@@ -183,10 +197,10 @@ def time_left_text(run: Run, pipeline: Pipeline) -> str:
     )
 
 
-def log_lines(run: Run) -> list[LogLine]:
-    """The last lines of the engine's log."""
+def log_lines(run: Run, name: str) -> list[LogLine]:
+    """The last lines of a log."""
     try:
-        with plain.open_bytes(run.path / "engine.log") as file:
+        with plain.open_bytes(run.path / name) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
             text = file.read(TAIL_BYTES).decode("utf-8", "replace")
     except OSError:
@@ -215,7 +229,7 @@ def event_text(data: Json) -> str:
 
 def folder_stamp(run: Run) -> tuple[int, ...]:
     """Sizes and times of the files that the page shows; changes whenever one is written."""
-    names = ("events.jsonl", PIPELINE, PIPELINE_BEFORE, "engine.log")
+    names = ("events.jsonl", PIPELINE, PIPELINE_BEFORE, "engine.log", COMMAND_LOG, "tune.json", "upgrade.json")
     paths = [run.path / name for name in names]
     for folder in ("verdicts", "measurements"):
         paths += plain.list_entries(run.path / folder, "*.json")

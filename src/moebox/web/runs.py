@@ -157,30 +157,39 @@ def run_command(fields: dict[str, str]) -> list[str]:
 
 
 def begin_run(words: list[str], site: WebSite) -> str:
-    """Start a run and wait for its folder, which its first line names. Return the folder's name."""
-    log = files.state_home() / "moebox" / f"ui-run-{os.getpid()}-{time.monotonic_ns()}.log"
-    files.make_private_folder(log.parent)
+    """Start a command and wait for its run's folder, which its first line names. Return the folder's name.
+
+    What it prints goes on in command.log of that folder, for the run's page.
+    """
+    home = runs_dir(site.runs)
+    is_new, log = not home.exists(), home / f".ui-{os.getpid()}-{time.monotonic_ns()}.log"
+    files.make_private_folder(home)
     env = {**os.environ, **({"MOEBOX_RUNS": str(site.runs)} if site.runs else {})}
-    with open(log, "wb") as out:
+    with open(log, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:
         child = subprocess.Popen(
             words, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=env, start_new_session=True
         )
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
+        ended = child.poll()
         text = log.read_text(encoding="utf-8", errors="replace")
-        found = re.search(r"^run:? (.+)$", text, re.MULTILINE)
-        if found:
-            log.unlink(missing_ok=True)
+        if found := re.search(r"^run:? (.+)$", text, re.MULTILINE):
+            os.replace(log, Path(found[1]) / live.COMMAND_LOG)
             return Path(found[1]).name
-        if child.poll() is not None:
+        if ended is not None:
             log.unlink(missing_ok=True)
-            error, hint = (re.search(rf"^{word}: (.+)$", text, re.MULTILINE) for word in ("error", "hint"))
-            raise BadInput(
-                error[1] if error else f"moebox ended with {child.returncode}", hint=hint[1] if hint else None
-            )
+            if is_new:
+                home.rmdir()
+            raise command_error(text, ended)
         time.sleep(0.05)
     child.send_signal(signal.SIGINT)
     raise ExternalError("the run did not begin", hint=f"its output is in {log}")
+
+
+def command_error(text: str, code: int) -> BadInput:
+    """The error that a command of moebox printed."""
+    error, hint = (re.search(rf"^{word}: (.+)$", text, re.MULTILINE) for word in ("error", "hint"))
+    return BadInput(error[1] if error else f"moebox ended with {code}", hint=hint[1] if hint else None)
 
 
 async def stop_run(request: Request, *, site: WebSite) -> Response:
@@ -192,14 +201,12 @@ async def stop_run(request: Request, *, site: WebSite) -> Response:
 
 def interrupt_run(run: Run) -> None:
     """Send SIGINT to the process that works on the run; it must hold the lock, since a stored pid may be reused."""
-    about = run.read_json("run.json")
-    pid = about.get("pid") if isinstance(about, dict) else None
     if not run.is_locked:
         raise BadInput(f"{run.id} is not running")
-    lock, holds_lock = str((run.path / ".lock").resolve()), False
-    if isinstance(pid, int) and pid > 1:
-        with contextlib.suppress(OSError):
-            holds_lock = any(os.readlink(link) == lock for link in Path(f"/proc/{pid}/fd").iterdir())
-    if not holds_lock or not isinstance(pid, int):
-        raise ExternalError(f"the process of {run.id} is not on this machine", hint="stop it where it was started")
-    os.kill(pid, signal.SIGINT)
+    path = run.path / ".lock"
+    with contextlib.suppress(OSError, ValueError):
+        pid = int(path.read_text())
+        if any(os.readlink(link) == str(path.resolve()) for link in Path(f"/proc/{pid}/fd").iterdir()):
+            os.kill(pid, signal.SIGINT)
+            return
+    raise ExternalError(f"the process of {run.id} is not on this machine", hint="stop it where it was started")
