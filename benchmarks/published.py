@@ -398,7 +398,7 @@ def _kernel(row: dict[str, str]) -> float:
     rank = _expert_rank(row["model"], row["quant"], int(row["tp"]), int(row["ep"]))
     gpu = catalogue.find_gpu(row["gpu"])
     wanted = (row["quant"], gpu.generation, row["kernel"], "")
-    rows = constants.table_rows("experts", constants.ExpertKernel)
+    rows = catalogue.table_rows(constants.ExpertKernel, "efficiency", "experts")
     kernel = next(each for each in rows if (each.quant, each.generation, each.kernel, each.before) == wanted)
     return expert_kernel_seconds(rank, gpu, kernel, float(row["tokens"])) / rank.model.moe_layers * 1e6
 

@@ -7,7 +7,7 @@ import pytest
 from moebox.core import catalogue
 from moebox.core.recipe import Speculate
 from moebox.planner.speed import Speed
-from moebox.planner.speed.acceptance import acceptance_rows, draft_with_acceptance
+from moebox.planner.speed.acceptance import AcceptanceRow, draft_with_acceptance
 from moebox.planner.speed.step import tokens_per_step
 from tests.planner.boxes import EIGHT
 from tests.planner.deployed import kimi, on
@@ -57,7 +57,7 @@ def test_the_spread_of_acceptance_widens_the_range_until_it_is_known() -> None:
 
 def test_every_row_has_a_source_and_bounds_around_its_lengths() -> None:
     """Rows are figures of others: each names where it is from, and no length is beyond its draft."""
-    for row in acceptance_rows():
+    for row in catalogue.table_rows(AcceptanceRow, "acceptance", "acceptance"):
         assert row.source
         assert all(1 <= length <= row.tokens + place + 1 for place, length in enumerate(row.lengths))
         assert not row.low or row.low <= row.high

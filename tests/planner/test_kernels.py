@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from moebox.checkpoint import deploy, model_from_file
+from moebox.core import catalogue
 from moebox.core.box import Box, Cpu
 from moebox.core.deployment import Deployment
 from moebox.core.recipe import Hybrid, Parallel, Recipe, Speculate
@@ -99,7 +100,7 @@ def test_a_grouped_kernels_least_time_grows_with_the_shape() -> None:
 
 def test_another_engines_row_keeps_this_engines_host() -> None:
     """vLLM on a GPU with rows of SGLang only still reads prompts in graphs: only shares belong to the GPU."""
-    kept = [row for row in constants.table_rows("engine", constants.Efficiency) if not row.preset]
+    kept = [row for row in catalogue.table_rows(constants.Efficiency, "efficiency", "engine") if not row.preset]
     sglang = next(row for row in kept if (row.engine, row.generation) == ("sglang", "hopper"))
     as_vllm = constants.convert_row(sglang, "vllm", ("hopper", "blackwell"))
     vllm = next(row for row in kept if (row.engine, row.generation) == ("vllm", "hopper"))

@@ -7,7 +7,8 @@ import functools
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from importlib import resources
+from typing import Any, TypeVar, cast
 
 from moebox import codec
 from moebox.core.box import Gpu
@@ -15,6 +16,8 @@ from moebox.core.model import Checkpoint, Component, Model
 from moebox.core.traits import WeightsFormat
 from moebox.data import FOLDER
 from moebox.errors import UnknownName, suggest_names
+
+T = TypeVar("T")
 
 
 @functools.cache
@@ -24,15 +27,31 @@ def load_table(name: str) -> Mapping[str, Any]:
 
 
 @functools.cache
+def decode_rows(kind: Any, table: str, key: str) -> tuple[Any, ...]:
+    rows = load_table(table)[key]
+    return tuple(codec.decode(kind, row, where=f"{table}.toml [{next(iter(row.values()), '')}]") for row in rows)
+
+
+def table_rows(kind: type[T], table: str, key: str) -> tuple[T, ...]:
+    """Return the rows [[key]] of `moebox/data/TABLE.toml`, decoded once."""
+    return cast("tuple[T, ...]", decode_rows(cast(Any, kind), table, key))
+
+
+def package_table(kind: type[T], package: str, name: str) -> T:
+    """Read NAME.toml of an engine's package; the defaults of `kind` if it has none."""
+    file = resources.files(package).joinpath(f"{name}.toml")
+    document = tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return codec.decode(kind, document, where=f"{package}/{name}.toml")
+
+
+@functools.cache
 def gpus() -> dict[str, Gpu]:
-    rows = load_table("gpus")["gpu"]
-    return {row["name"]: codec.decode(Gpu, row, where=f"gpus.toml [{row['name']}]") for row in rows}
+    return {gpu.name: gpu for gpu in table_rows(Gpu, "gpus", "gpu")}
 
 
 @functools.cache
 def models() -> dict[str, Model]:
-    rows = load_table("models")["model"]
-    return {row["name"]: codec.decode(Model, row, where=f"models.toml [{row['name']}]") for row in rows}
+    return {model.name: model for model in table_rows(Model, "models", "model")}
 
 
 def find_gpu(name: str) -> Gpu:
@@ -55,9 +74,8 @@ def find_model(name: str) -> Model:
 
 @functools.cache
 def published_checkpoints(model_name: str) -> tuple[Checkpoint, ...]:
-    rows = [row for row in load_table("checkpoints")["checkpoint"] if model_name in row["models"]]
-    decoded = [codec.decode(CheckpointRow, row, where=f"checkpoints.toml [{row['name']}]") for row in rows]
-    return tuple(checkpoint_from_row(find_model(model_name), row) for row in decoded)
+    rows = table_rows(CheckpointRow, "checkpoints", "checkpoint")
+    return tuple(checkpoint_from_row(find_model(model_name), row) for row in rows if model_name in row.models)
 
 
 def find_checkpoint(model_name: str, name: str) -> Checkpoint:

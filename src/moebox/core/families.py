@@ -4,11 +4,9 @@ A family (parsers, template switches, images) is recognised by architecture and 
 several families share both. data/architectures.toml lists the first release of each engine that runs an architecture.
 """
 
-import functools
 from dataclasses import dataclass, field
 
-from moebox import codec
-from moebox.core.catalogue import load_table
+from moebox.core.catalogue import table_rows
 from moebox.core.model import Model
 from moebox.core.start_rules import next_release
 from moebox.core.symptom import version_in_range
@@ -34,17 +32,12 @@ class ModelFamily:
     source: str = ""
 
 
-@functools.cache
-def model_families() -> tuple[ModelFamily, ...]:
-    rows = load_table("families")["family"]
-    return tuple(codec.decode(ModelFamily, row, where=f"families.toml [{row['name']}]") for row in rows)
-
-
 def find_family(model: Model | None, template: str = "") -> ModelFamily | None:
     """Return the family of a model; the chat template decides if no family has the model's vocabulary."""
     if model is None:
         return None
-    alike = [family for family in model_families() if model.architecture in family.architectures]
+    families = table_rows(ModelFamily, "families", "family")
+    alike = [family for family in families if model.architecture in family.architectures]
     exact = [family for family in alike if family.vocab == model.vocab]
     marked = [family for family in alike if family.marker and family.marker in template]
     free = [family for family in alike if not family.vocab]
@@ -73,17 +66,12 @@ class ArchitectureSupport:
     source: str = ""
 
 
-@functools.cache
-def _support_rows() -> tuple[ArchitectureSupport, ...]:
-    rows = load_table("architectures")["architecture"]
-    return tuple(codec.decode(ArchitectureSupport, row, where="architectures.toml") for row in rows)
-
-
 def architecture_support(model: Model | None) -> ArchitectureSupport | None:
     """Return the row of a model's architecture, None if every release runs it."""
     if model is None:
         return None
-    return next((row for row in _support_rows() if model.architecture in row.names), None)
+    rows = table_rows(ArchitectureSupport, "architectures", "architecture")
+    return next((row for row in rows if model.architecture in row.names), None)
 
 
 def unsupported_reason(engine: str, title: str, model: Model | None, version: str = "") -> tuple[str, str]:

@@ -1,10 +1,8 @@
 """The resources that a GPU kernel needs, and whether an architecture has them."""
 
-import functools
 from dataclasses import dataclass, field
 from typing import Literal
 
-from moebox import codec
 from moebox.core import catalogue
 from moebox.errors import UnknownName
 
@@ -131,15 +129,10 @@ class KnownScan:
         return tuple(bad for bad in self.bad if not bad.case.startswith("fused MoE"))
 
 
-@functools.cache
-def known_scans() -> tuple[KnownScan, ...]:
-    rows = catalogue.load_table("kernels")["scan"]
-    return tuple(codec.decode(KnownScan, row, where=f"kernels.toml [{row.get('engine', '?')}]") for row in rows)
-
-
 def known_scan(*, engine: str, version: str, sm: str, kv: str) -> KnownScan | None:
     wanted = (engine, version, f"sm_{sm.replace('.', '')}", kv)
-    return next((scan for scan in known_scans() if (scan.engine, scan.version, scan.arch, scan.kv) == wanted), None)
+    scans = catalogue.table_rows(KnownScan, "kernels", "scan")
+    return next((scan for scan in scans if (scan.engine, scan.version, scan.arch, scan.kv) == wanted), None)
 
 
 def known_failures(*, engine: str, version: str, sm: str, kv: str) -> tuple[KnownFailure, ...]:

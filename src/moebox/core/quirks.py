@@ -1,12 +1,10 @@
 """Quirks of engines: differences from the API that they offer, and what clients can do about them."""
 
-import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from moebox import codec
 from moebox.core import catalogue, registry
 from moebox.core.verdict import CheckResults, CheckVerdict, Failure, Mark, Probe
 
@@ -32,10 +30,8 @@ class Quirk:
         return f"{registry.engine_display_name(self.engine)}: {self.does}; {self.client}"
 
 
-@functools.cache
 def all_quirks() -> tuple[Quirk, ...]:
-    rows = catalogue.load_table("quirks")["quirk"]
-    return tuple(codec.decode(Quirk, row, where="quirks.toml [[quirk]]") for row in rows)
+    return catalogue.table_rows(Quirk, "quirks", "quirk")
 
 
 def engine_quirks(engine: str) -> tuple[Quirk, ...]:

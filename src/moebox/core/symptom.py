@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from moebox import codec
-from moebox.core.catalogue import load_table
+from moebox.core.catalogue import table_rows
 from moebox.core.change import get_setting
 from moebox.core.recipe import Flag, Recipe
 from moebox.core.support_matrix import in_versions, version_numbers
@@ -103,15 +102,8 @@ class Finding:
 @functools.cache
 def symptoms() -> tuple[Symptom, ...]:
     """Every known failure, the narrower pattern first: reported ones, those of symptoms.toml, then families."""
-    return tuple(
-        each for name in ("reported", "", "general") for each in _decode_symptoms(f"symptoms_{name}".rstrip("_"))
-    )
-
-
-@functools.cache
-def _decode_symptoms(name: str) -> tuple[Symptom, ...]:
-    rows = load_table(name)["symptom"]
-    return tuple(codec.decode(Symptom, row, where=f"{name}.toml [{row.get('id', '?')}]") for row in rows)
+    tables = ("symptoms_reported", "symptoms", "symptoms_general")
+    return tuple(each for table in tables for each in table_rows(Symptom, table, "symptom"))
 
 
 def predicted_symptoms(
@@ -131,7 +123,7 @@ def predicted_symptoms(
 @functools.lru_cache(maxsize=64)
 def _possible_symptoms(engine: str, version: str, sm: str, model: str) -> tuple[Symptom, ...]:
     """Symptoms to warn of with some settings; cached, since a plan tries hundreds of recipes."""
-    every = _decode_symptoms("symptoms")
+    every = table_rows(Symptom, "symptoms", "symptom")
     foreseeable = (symptom for symptom in every if symptom.foresee and symptom.applies.covers_model(model))
     return tuple(each for each in foreseeable if each.applies.covers(engine=engine, version=version, sm=sm))
 

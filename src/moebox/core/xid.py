@@ -5,8 +5,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from moebox import codec
-from moebox.core.catalogue import load_table
+from moebox.core.catalogue import table_rows
 from moebox.core.symptom import Severity
 
 LINE = re.compile(r"NVRM: Xid \([^)]*\): (?P<xid>\d+)")
@@ -41,8 +40,7 @@ class Xid:
 @functools.cache
 def xids() -> dict[int, Xid]:
     """Every Xid of NVIDIA's table by number."""
-    rows = load_table("xids")["xid"]
-    return {row["number"]: codec.decode(Xid, row, where=f"xids.toml [{row['number']}]") for row in rows}
+    return {xid.number: xid for xid in table_rows(Xid, "xids", "xid")}
 
 
 def xid_of_line(line: str) -> Xid | None:

@@ -1,13 +1,10 @@
 """Name the cause of what the samples of an endpoint show. The rules are in data/diagnoses.toml."""
 
-import functools
 import operator
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from moebox import codec
 from moebox.core import catalogue
 
 HOLDS_SHARE = 0.8  # of the samples of a window that have the figure
@@ -56,10 +53,8 @@ class Diagnosis:
         return f"{self.rule.cause} ({self.evidence}); change: {self.rule.change}; `{self.rule.command}`"
 
 
-@functools.cache
 def load_rules() -> tuple[Rule, ...]:
-    rows: list[Any] = catalogue.load_table("diagnoses")["rule"]
-    return tuple(codec.decode(Rule, row, where=f"diagnoses.toml: {row['name']}") for row in rows)
+    return catalogue.table_rows(Rule, "diagnoses", "rule")
 
 
 def diagnose(looks: Sequence[MetricsLook]) -> list[Diagnosis]:

@@ -4,7 +4,6 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-from moebox import codec
 from moebox.core import catalogue, presets
 from moebox.core.box import Gpu
 from moebox.core.recipe import Recipe
@@ -47,8 +46,7 @@ def vllm_build(recipe: Recipe) -> VllmBuild:
 
 @functools.lru_cache(maxsize=256)
 def _find_build(image: str, community: bool) -> VllmBuild:
-    rows = catalogue.load_table("memory")["build"]
-    builds = [codec.decode(VllmBuild, row, where=f"memory.toml [{row['name']}]") for row in rows]
+    builds = catalogue.table_rows(VllmBuild, "memory", "build")
     default = "community 2026-05" if community else "stock"
     marked = (build for build in builds if any(mark in image for mark in build.marks))
     return next(marked, None) or next(build for build in builds if build.name == default)

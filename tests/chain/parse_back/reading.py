@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from moebox.core import families
+from moebox.core import catalogue, families
 from moebox.core.recipe import Flag
 from moebox.engines.flags import Argument
 
@@ -78,7 +78,10 @@ def set_field(path: str) -> ValueParser:
 
 def parse_template_arguments(value: str, reading: Reading) -> bool:
     """Parse arguments of the chat template that only turn thinking off."""
-    variants = [{"thinking": False}, *(family.thinking_off for family in families.model_families())]
+    variants = [
+        {"thinking": False},
+        *(family.thinking_off for family in catalogue.table_rows(families.ModelFamily, "families", "family")),
+    ]
     return json_object(value) in filter(None, variants) and reading.put("thinking", False)
 
 

@@ -3,7 +3,6 @@
 import functools
 from dataclasses import dataclass, replace
 
-from moebox import codec
 from moebox.core import catalogue
 from moebox.core.model import Model
 from moebox.core.recipe import Speculate
@@ -36,12 +35,6 @@ class AcceptanceRow:
         return chances, edges
 
 
-@functools.cache
-def acceptance_rows() -> tuple[AcceptanceRow, ...]:
-    rows = catalogue.load_table("acceptance")["acceptance"]
-    return tuple(codec.decode(AcceptanceRow, row, where=f"acceptance.toml {row['models']}") for row in rows)
-
-
 def draft_with_acceptance(model: Model, draft: Speculate) -> tables.DraftCost:
     """Return a draft's cost with the acceptance of its model: its own rows, its architecture's, or the method's."""
     cost = tables.draft_cost(draft.method)
@@ -51,7 +44,8 @@ def draft_with_acceptance(model: Model, draft: Speculate) -> tables.DraftCost:
 
 @functools.lru_cache(maxsize=256)
 def _with_rows(cost: tables.DraftCost, name: str, architecture: str, method: str, tokens: int) -> tables.DraftCost:
-    of_method = [row for row in acceptance_rows() if row.method == method]
+    every = catalogue.table_rows(AcceptanceRow, "acceptance", "acceptance")
+    of_method = [row for row in every if row.method == method]
     own = [row for row in of_method if name in row.models]
     known = {model.name for model in catalogue.models().values() if model.architecture == architecture}
     rows = own or [row for row in of_method if known.intersection(row.models)]

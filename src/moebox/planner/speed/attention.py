@@ -3,12 +3,10 @@
 The rows are in `data/attention.toml`, from timings of the kernels alone.
 """
 
-import functools
 from dataclasses import dataclass
 from typing import Literal
 
-from moebox import codec
-from moebox.core import catalogue
+from moebox.core.catalogue import table_rows
 from moebox.core.layers import Gqa, LayerKind, Linear, Mamba, Mla
 from moebox.core.recipe import Recipe
 from moebox.core.symptom import version_in_range
@@ -73,18 +71,13 @@ def find_backends(recipe: Recipe, generation: str, architecture: str) -> dict[At
         fits = generation in row.generations and row.engine in ("", recipe.engine) and row.kv in ("", kv)
         return old and fits and architecture in (row.architectures or (architecture,))
 
-    usable = sorted(filter(applies, _load_rows("backend")), key=lambda row: not row.before)
+    backends = filter(applies, table_rows(AttentionBackend, "attention", "backend"))
+    usable = sorted(backends, key=lambda row: not row.before)
     found: dict[AttentionKind, AttentionBackend] = {}
     for row in usable:
         if named and row.name == named:
             found.setdefault(row.kind, row)
-    for default in filter(applies, _load_rows("default")):
+    for default in filter(applies, table_rows(AttentionBackend, "attention", "default")):
         match = next((row for row in usable if (row.name, row.kind) == (default.name, default.kind)), UNKNOWN)
         found.setdefault(default.kind, match)
     return found
-
-
-@functools.cache
-def _load_rows(key: str) -> tuple[AttentionBackend, ...]:
-    rows = catalogue.load_table("attention")[key]
-    return tuple(codec.decode(AttentionBackend, row, where=f"attention.toml [{key}]") for row in rows)

@@ -6,15 +6,13 @@ without published rows uses the nearest one, with a wider range.
 
 import functools
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, cast
+from typing import Any
 
 from moebox import codec
 from moebox.core import catalogue
 from moebox.core.recipe import EngineName
 from moebox.core.symptom import version_in_range
 from moebox.sizing.rank import RankWork
-
-T = TypeVar("T")
 
 # Generations to use if one has no row of its own, nearest first. Consumer and server Blackwell share kernels
 # with Ada and Ampere consumer GPUs (100 KB of shared memory); Hopper and server Blackwell share theirs.
@@ -196,19 +194,9 @@ class HostCpu:
     source: str = ""
 
 
-@functools.cache
-def _decode_rows(key: str, kind: type[Any]) -> tuple[Any, ...]:
-    rows = catalogue.load_table("efficiency")[key]
-    return tuple(codec.decode(kind, row, where=f"efficiency.toml [{key}]") for row in rows)
-
-
-def table_rows(key: str, kind: type[T]) -> tuple[T, ...]:
-    return _decode_rows(key, cast(Any, kind))
-
-
 def clear_caches() -> None:
     """Read the tables again; the fitting script changes them."""
-    _decode_rows.cache_clear()
+    catalogue.decode_rows.cache_clear()
     unified_memory.cache_clear()
 
 
@@ -216,7 +204,7 @@ def find_efficiency(engine: EngineName, preset: str, generation: str) -> tuple[E
     """Return the constants of an engine on a generation, and how many steps away the row is."""
     best: tuple[int, tuple[int, bool, bool], Efficiency] | None = None
     near = NEAREST.get(generation, ("blackwell-rtx",))
-    for row in table_rows("engine", Efficiency):
+    for row in catalogue.table_rows(Efficiency, "efficiency", "engine"):
         if row.generation not in near or (row.preset and row.preset != preset):
             continue
         # Another engine on the same GPU is a better neighbour than the same engine on another GPU.
@@ -235,7 +223,7 @@ def convert_row(row: Efficiency, engine: EngineName, near: tuple[str, ...]) -> E
     """
     if row.engine == engine:
         return row
-    stock = [each for each in table_rows("engine", Efficiency) if not each.preset]
+    stock = [each for each in catalogue.table_rows(Efficiency, "efficiency", "engine") if not each.preset]
     own = {each.generation: each for each in stock if each.engine == engine}
     others = {each.generation: each for each in stock if each.engine == row.engine}
     shared = next((name for name in near if name in own and name in others), None)
@@ -256,7 +244,7 @@ def convert_row(row: Efficiency, engine: EngineName, near: tuple[str, ...]) -> E
 
 def find_overhead(engine: EngineName, version: str, generation: str) -> Overhead | None:
     """Return what a version takes in addition; None for a newer or unknown one."""
-    rows = (row for row in table_rows("overhead", Overhead) if row.engine == engine)
+    rows = (row for row in catalogue.table_rows(Overhead, "efficiency", "overhead") if row.engine == engine)
     rows = (row for row in rows if row.generation in ("", generation))
     return next((row for row in rows if version and version_in_range(version, f"<{row.before}")), None)
 
@@ -265,7 +253,7 @@ def has_fused_norms(engine: EngineName, version: str, generation: str, architect
     """True if the engine's all-reduces include a layer's norms; an unspecified version is the newest."""
     return any(
         architecture in row.architectures and version_in_range(version or NEWEST, f">={row.since}")
-        for row in table_rows("fused_norm", FusedNorm)
+        for row in catalogue.table_rows(FusedNorm, "efficiency", "fused_norm")
         if row.engine == engine and generation in row.generations
     )
 
@@ -290,7 +278,7 @@ def find_expert_kernel(
     family, unpacks = kernel_family(quant, generation)
     near = NEAREST.get(generation, ("blackwell-rtx",))
     ranked = []
-    for row in table_rows("experts", ExpertKernel):
+    for row in catalogue.table_rows(ExpertKernel, "efficiency", "experts"):
         if row.quant != family or row.engine not in ("", engine):
             continue
         if row.architectures and architecture not in row.architectures:
@@ -340,16 +328,16 @@ def kernel_counts() -> dict[str, float]:
 
 def find_wire(name: str) -> Wire:
     """Return the row of [[link]] called `name`."""
-    return next(row for row in table_rows("link", Wire) if row.name == name)
+    return next(row for row in catalogue.table_rows(Wire, "efficiency", "link") if row.name == name)
 
 
 def draft_cost(method: str) -> DraftCost:
     """Return the row of [[draft]] for a method; unknown ones behave like EAGLE3."""
-    rows = {row.method: row for row in table_rows("draft", DraftCost)}
+    rows = {row.method: row for row in catalogue.table_rows(DraftCost, "efficiency", "draft")}
     return rows.get(method.lower(), rows["eagle3"])
 
 
 def host_efficiency(engine: EngineName) -> HostEfficiency:
     """Return the row of [[host]] for a CPU+GPU engine; the most conservative one for an engine without a row."""
-    rows = {row.engine: row for row in table_rows("host", HostEfficiency)}
+    rows = {row.engine: row for row in catalogue.table_rows(HostEfficiency, "efficiency", "host")}
     return rows.get(engine) or min(rows.values(), key=lambda row: row.ram)

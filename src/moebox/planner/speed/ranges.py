@@ -7,7 +7,6 @@ import functools
 from dataclasses import dataclass
 from typing import Literal
 
-from moebox import codec
 from moebox.core import catalogue
 from moebox.core.symptom import version_in_range
 
@@ -61,11 +60,9 @@ def range_groups(label: str, engine: str, models: ModelGroup) -> tuple[tuple[str
 @functools.cache
 def find_range(kind: RangeKind, label: str, engine: str, architecture: str) -> HostRange:
     """Return the range of the narrowest group that has rows; without one, that of cases which nothing is like."""
-    table = catalogue.load_table("ranges")
-    models: ModelGroup = "fitted" if architecture in table["fitted"]["architectures"] else "other"
-    rows = {
-        (row.kind, row.generation, row.engine, row.models): row
-        for row in (codec.decode(HostRange, each, where="ranges.toml") for each in table["range"])
-    }
+    fitted = catalogue.load_table("ranges")["fitted"]["architectures"]
+    models: ModelGroup = "fitted" if architecture in fitted else "other"
+    every = catalogue.table_rows(HostRange, "ranges", "range")
+    rows = {(row.kind, row.generation, row.engine, row.models): row for row in every}
     groups = range_groups(label, engine, models)
     return next((rows[kind, *group] for group in groups if (kind, *group) in rows), rows[kind, "", "", ""])
