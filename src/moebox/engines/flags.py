@@ -10,7 +10,7 @@ import functools
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -64,7 +64,7 @@ def version_key(version: str) -> tuple[int, ...]:
 class FlagSpec:
     """One flag: its first name, other names, what turns it off, and how many values it takes."""
 
-    name: str
+    name: str = ""  # in a catalogue file, the key
     also: tuple[str, ...] = ()
     off: tuple[str, ...] = ()
     takes: int | str = 1  # a count, or argparse's "?", "*", "+"
@@ -80,15 +80,25 @@ class FlagSpec:
         return "" if name in (*self.names, *self.off) else name.partition(".")[2]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class FlagCatalogue:
-    """Every flag of one engine at one version."""
+    """Every flag of one engine at one version: a catalogue file."""
 
     engine: EngineName
     version: str
-    abbreviations: bool  # argparse accepts any unambiguous prefix
-    specs: dict[str, FlagSpec]  # by every spelling
-    removed: dict[str, str]
+    source: str = ""
+    made: str = ""
+    abbreviations: bool = False  # argparse accepts any unambiguous prefix
+    flags: dict[str, FlagSpec]
+    removed: dict[str, str] = field(default_factory=dict)
+
+    @functools.cached_property
+    def specs(self) -> dict[str, FlagSpec]:
+        """The flags by every spelling."""
+        found: dict[str, FlagSpec] = {}
+        for name, row in self.flags.items():
+            found |= dict.fromkeys((name, *row.also, *row.off), replace(row, name=name))
+        return found
 
     def find_spec(self, name: str) -> FlagSpec | None:
         """Return the flag written as `name`: an alias, a prefix of it, or with a dotted key after it; or None."""
@@ -101,29 +111,6 @@ class FlagCatalogue:
             if len(matches) == 1:
                 return next(iter(matches.values()))
         return None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlagRow:
-    """A flag in a catalogue file."""
-
-    also: tuple[str, ...] = ()
-    off: tuple[str, ...] = ()
-    takes: int | str = 1
-    choices: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlagTable:
-    """A catalogue file."""
-
-    engine: EngineName
-    version: str
-    source: str = ""
-    made: str = ""
-    abbreviations: bool = False
-    flags: dict[str, FlagRow]
-    removed: dict[str, str] = field(default_factory=dict)
 
 
 @functools.cache
@@ -165,14 +152,7 @@ def flag_catalogue(engine: EngineName, version: str = "") -> FlagCatalogue:
     older = [release for release in known if unordered or version_key(release) <= version_key(version)]
     chosen = older[-1] if older else known[0]
     file = _catalogue_files(engine)[chosen]
-    table = codec.decode(FlagTable, json.loads(file.read_text(encoding="utf-8")), where=file.name)
-    specs: dict[str, FlagSpec] = {}
-    for name, row in table.flags.items():
-        spec = FlagSpec(name=name, also=row.also, off=row.off, takes=row.takes, choices=row.choices)
-        specs |= dict.fromkeys((name, *spec.also, *spec.off), spec)
-    return FlagCatalogue(
-        engine=engine, version=chosen, abbreviations=table.abbreviations, specs=specs, removed=table.removed
-    )
+    return codec.decode(FlagCatalogue, json.loads(file.read_text(encoding="utf-8")), where=file.name)
 
 
 def is_flag(text: str) -> bool:

@@ -5,12 +5,10 @@ Tables, not code: `reasons.toml` here is by recipe field, the one in an engine's
 
 import dataclasses
 import functools
-import tomllib
 from dataclasses import dataclass
-from importlib import resources
 
-from moebox import codec
 from moebox.core import presets, registry
+from moebox.core.catalogue import package_table
 from moebox.core.deployment import Deployment
 from moebox.engines.arguments import canonical_name, full_flag_name
 from moebox.engines.engine import load_engine
@@ -19,7 +17,6 @@ from moebox.engines.flags import Argument, FlagCatalogue, flag_catalogue, is_fla
 FROM_RECIPE = "from [flags] of the recipe"
 FROM_OPTIONS = "from runtime.options of the recipe"
 FROM_ENVIRONMENT = "from [env] of the recipe"
-TABLE = "reasons.toml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,9 +87,6 @@ def _engine_table(engine: str) -> ReasonTable:
 @functools.cache
 def _load_table(package: str) -> ReasonTable:
     """Load the table in `package` over the one it extends; empty if an engine of another package has none."""
-    file = resources.files(package).joinpath(TABLE)
-    if not file.is_file():
-        return ReasonTable()
-    own = codec.decode(ReasonTable, tomllib.loads(file.read_text(encoding="utf-8")), where=f"{package}/{TABLE}")
+    own = package_table(ReasonTable, package, "reasons")
     below = _load_table(own.extends) if own.extends else ReasonTable()
     return dataclasses.replace(own, flag=below.flag | own.flag, variable=below.variable | own.variable)

@@ -1,17 +1,14 @@
 """Settings that `moebox tune` may change: every engine's folder has them with their values in tunables.toml."""
 
-import tomllib
 from dataclasses import dataclass
-from importlib import resources
 from typing import Literal
 
-from moebox import codec
 from moebox.core import registry
+from moebox.core.catalogue import package_table
 from moebox.core.deployment import Deployment
 from moebox.core.recipe import Flag
 from moebox.engines.engine import load_engine
 
-TABLE = "tunables.toml"
 Need = Literal["gpu", "cpu", "several-gpus", "moe", "mla", "no-mla", "hybrid", "draft", "ep", "reference"]
 
 
@@ -36,16 +33,12 @@ class TunableTable:
 
 def load_tunables(engine: str) -> tuple[Tunable, ...]:
     """The settings that an engine declares; none if an engine of another package has no table."""
-
-    def load_table(package: str) -> tuple[Tunable, ...]:
-        file = resources.files(package).joinpath(TABLE)
-        if not file.is_file():
-            return ()
-        text, where = file.read_text(encoding="utf-8"), f"{package}/{TABLE}"
-        own = codec.decode(TunableTable, tomllib.loads(text), where=where)
-        return (*(load_table(own.extends) if own.extends else ()), *own.setting)
-
-    return load_table(registry.find_engine(engine).package)
+    table = package_table(TunableTable, registry.find_engine(engine).package, "tunables")
+    settings = table.setting
+    while table.extends:
+        table = package_table(TunableTable, table.extends, "tunables")
+        settings = (*table.setting, *settings)
+    return settings
 
 
 def tunable_values(tunable: Tunable, deployment: Deployment, *, has_reference: bool) -> tuple[Flag, ...]:
