@@ -46,8 +46,6 @@ class Pcie:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuProcess:
-    """A process that uses GPU memory."""
-
     pid: int
     name: str
     bytes: int

@@ -23,8 +23,6 @@ class MemorySizes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class DeviceFacts(MemorySizes, frozen=True, omit_defaults=True):
-    """Facts about one device."""
-
     device: str = ""
     total_bytes: float | None = None
     overhead_bytes: float | None = None
@@ -37,8 +35,6 @@ class DeviceFacts(MemorySizes, frozen=True, omit_defaults=True):
 
 
 class EngineFacts(MemorySizes, frozen=True, omit_defaults=True):
-    """Facts about the whole engine."""
-
     kv_tokens: float | None = None
     context: float | None = None
     slots: float | None = None

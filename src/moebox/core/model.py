@@ -60,8 +60,6 @@ class Moe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Licence:
-    """The licence of the weights."""
-
     name: str
     limits: str = ""
 
@@ -143,7 +141,6 @@ class Model:
 
     @property
     def parameters_by_component(self) -> dict[Component, int]:
-        """Parameters by component."""
         if self.counted:
             return dict(self.counted)
         parts: dict[Component, int] = {

@@ -14,8 +14,6 @@ STEPS: tuple[StepName, ...] = ("plan", "doctor", "rehearse", "up", "verify", "cl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
-    """What was asked for."""
-
     model: str = ""  # "" is the phantom
     recipe: str = ""  # a recipe file instead of a plan
     box: str = ""
@@ -48,8 +46,6 @@ class RunRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineStep:
-    """One step and what came of it."""
-
     name: StepName
     state: StepState = "waiting"
     why: str = ""
@@ -70,16 +66,12 @@ def display_state(state: str, figures: Mapping[str, object]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """The request and its steps."""
-
     request: RunRequest
     steps: tuple[PipelineStep, ...] = tuple(PipelineStep(name=name) for name in STEPS)
     simulated: bool = False
 
     def step(self, name: StepName) -> PipelineStep:
-        """The step of that name."""
         return next(step for step in self.steps if step.name == name)
 
     def with_step(self, step: PipelineStep) -> "Pipeline":
-        """The pipeline with one step changed."""
         return replace(self, steps=tuple(step if step.name == known.name else known for known in self.steps))

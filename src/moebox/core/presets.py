@@ -12,8 +12,6 @@ from moebox.errors import UnknownName
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PresetVariable:
-    """An environment variable and the reason for it."""
-
     name: str
     value: str
     why: str
@@ -56,5 +54,4 @@ def load_preset(name: str) -> ImagePreset:
 
 
 def recipe_preset(recipe: Recipe) -> ImagePreset:
-    """The recipe's preset, or NO_PRESET."""
     return load_preset(recipe.runtime.preset) if recipe.runtime.preset else NO_PRESET

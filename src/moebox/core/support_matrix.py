@@ -36,8 +36,6 @@ PARSING = ("tool_parser", "reasoning_parser", "tool_choice")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """Where a row comes from."""
-
     url: str
     date: str
     quote: str = ""
@@ -151,7 +149,6 @@ class Match:
 
 @functools.cache
 def support_rows() -> dict[str, tuple[SupportRow, ...]]:
-    """Every row by engine."""
     rows = json.loads((FOLDER / "support.json").read_text(encoding="utf-8"))["row"]
     found: dict[str, list[SupportRow]] = {}
     for row in codec.decode(tuple[SupportRow, ...], rows, where="support.json"):

@@ -111,7 +111,6 @@ class _GpuSamples:
 
 
 def url_port(parts: urllib.parse.SplitResult) -> int:
-    """Return the port that a URL means."""
     return parts.port or (443 if parts.scheme == "https" else 80)
 
 

@@ -31,7 +31,6 @@ class LaunchNode:
 
 
 def flatten(arguments: Iterable[Argument]) -> tuple[str, ...]:
-    """Return arguments as an argv."""
     return tuple(part for argument in arguments for part in argument)
 
 

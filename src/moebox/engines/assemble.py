@@ -51,7 +51,6 @@ def assemble_launch(deployment: Deployment, *, node: LaunchNode) -> Launch:
 
 
 def runs_in_container(recipe: Recipe) -> bool:
-    """True if the recipe's runtime is docker or podman."""
     return recipe.runtime.kind in ("docker", "podman")
 
 

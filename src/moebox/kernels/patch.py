@@ -26,8 +26,6 @@ PATCH_MARK = "# moebox:"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilePatch:
-    """One file before and after."""
-
     path: Path  # on disk
     name: str  # below site-packages
     before: str

@@ -144,7 +144,6 @@ def probe_request(request: KernelRequest, root: Path) -> ScanRequest:
 
 
 def rank_shape(model: Model, tp: int) -> RankShape:
-    """Return one rank's share of the model."""
     mla, moe = model.mla, model.moe
     if mla is None or moe is None:
         raise Unsupported(f"{model.name}: only MLA mixture-of-experts models can be scanned")

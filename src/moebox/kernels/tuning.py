@@ -28,8 +28,6 @@ MIN_GAIN = 0.02  # the same configuration timed twice differed by up to 2% on an
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningResult:
-    """What was timed, and with which Triton."""
-
     engine: str
     triton: str
     rows: list[TunedRow]

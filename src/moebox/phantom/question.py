@@ -72,12 +72,10 @@ class Question:
 
 
 def accept() -> Grade:
-    """Grade of a right reply."""
     return Grade(ok=True)
 
 
 def reject(reason: str) -> Grade:
-    """Grade of a wrong reply."""
     return Grade(ok=False, reason=reason)
 
 

@@ -112,7 +112,6 @@ def search_candidates(
 
 
 def rank_by_worth(viable: list[RatedCandidate]) -> list[RatedCandidate]:
-    """Sort by the goal's discounted figure, the best first."""
     return sorted(viable, key=lambda rated: (prefer.discounted_figure(rated), rated.score), reverse=True)
 
 

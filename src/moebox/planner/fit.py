@@ -15,8 +15,6 @@ from moebox.units import format_gb
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Misfit:
-    """A recipe that does not fit its box."""
-
     text: str  # with both numbers
     remedy: str  # the nearest setting that fits
     shortfall: int = 0  # bytes

@@ -38,7 +38,6 @@ def decode_rows(
 
 
 def _rates(name: str, edges: str, rate: float, factors: tuple[float, float], digits: int) -> ForecastRow:
-    """A rate and its range."""
     low, high = factors
     names = (f"{name}tok_s", f"{edges}low_tok_s", f"{edges}high_tok_s")
     return dict(zip(names, (round(rate * times, digits) for times in (1, low, high)), strict=True))

@@ -27,8 +27,6 @@ ROOM_SHARE = 0.8  # of free RAM and disk: locked memory beyond it stops machines
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheTier:
-    """One tier below the GPUs."""
-
     name: str
     tokens: float  # that it holds
     token_s: float  # seconds to bring one token back

@@ -65,7 +65,6 @@ class FitQuery:
 
     @property
     def has_viable(self) -> bool:
-        """True if any candidate fits and starts."""
         return next(self.viable_candidates(), None) is not None
 
     @property

@@ -109,7 +109,6 @@ def goal_figure(rated: RatedCandidate) -> float:
 
 
 def discounted_figure(rated: RatedCandidate) -> float:
-    """Return the goal's figure times all discounts that apply."""
     return math.prod((discount.factor for discount in applied_discounts(rated)), start=goal_figure(rated))
 
 

@@ -117,7 +117,6 @@ class Scheduler:
 
     @property
     def room_tokens(self) -> float:
-        """Cache tokens that are free."""
         fixed = self.rules.sequence_tokens * (self.running + len(self.reading))
         return self.rules.pool_tokens - self.used_tokens - fixed
 

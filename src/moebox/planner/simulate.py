@@ -64,7 +64,6 @@ class SimulatedWorkload:
         return min(1 + prompt, self.input), min(1 + output, self.output)
 
     def validate(self) -> None:
-        """Raise BadInput for invalid settings."""
         turns_wait = self.turns == 1 or not self.rate
         require_all(
             "",
@@ -158,8 +157,6 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationResult:
-    """What a simulated run did."""
-
     workload: SimulatedWorkload
     completed: int
     rejected: int  # longer than the cache or the context

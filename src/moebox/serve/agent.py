@@ -94,7 +94,6 @@ def descendants() -> list[int]:
 
 
 def processes_with_mark(mark: str) -> list[int]:
-    """Processes that carry this launch's mark."""
     wanted = f"{MARK}={mark}".encode()
     found: list[int] = []
     for name in filter(str.isdigit, os.listdir("/proc")):
@@ -271,7 +270,6 @@ def rdma_bytes_per_s() -> int:
 
 
 def probe_node(config: AgentConfig, rank: int) -> AgentReply:
-    """Facts about this node."""
     wanted = config["weights"] if rank == 0 or not config["first_only"] else ""
     version = output_lines(config["version"]) if config["version"] else []
     gpus = output_lines(["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"])
@@ -287,7 +285,6 @@ def probe_node(config: AgentConfig, rank: int) -> AgentReply:
 
 
 def main() -> int:
-    """Read the config and do what its mode requires."""
     config = read_config()
     rank = config["rank"] if config["rank"] is not None else int(os.environ.get("SLURM_NODEID", 0))
     mode = config["mode"]

@@ -28,8 +28,6 @@ MAX_REPLY_S = 1800.0  # for a whole reply, at two tokens a second
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointCall:
-    """The result of a call."""
-
     protocol: str
     url: str
     evidence: str

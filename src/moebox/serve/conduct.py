@@ -42,8 +42,6 @@ SLURM_ENDED = re.compile(rb"srun: error: (\S+): task (\d+): (.*)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCommand:
-    """The command of one node."""
-
     argv: tuple[str, ...]
     env: dict[str, str] = field(default_factory=dict)
     other_names: tuple[str, ...] = ()  # of the program
@@ -103,8 +101,6 @@ class RankEnd:
 
 
 class Conductor:
-    """Runs the ranks of one launch."""
-
     def __init__(self, config: ConductorConfig) -> None:
         self.config = config
         self.ends: list[RankEnd] = []  # in order of arrival, before the others were stopped

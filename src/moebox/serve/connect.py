@@ -30,8 +30,6 @@ MAX_OUTPUT = 32768  # most tokens of one reply; never more than half the context
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSettings:
-    """The settings of one client."""
-
     client: ClientName
     text: str  # exports, JSON or a command to paste
     path: Path | None = None  # the file `--write` merges into
@@ -41,8 +39,6 @@ class ClientSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveModel:
-    """A live model as clients see it."""
-
     endpoint: Endpoint
     key_env: str = ""
     context: int = DEFAULT_CONTEXT

@@ -55,7 +55,6 @@ class ChatProbe(threading.Thread):
 
 
 def gather_facts(endpoint: Endpoint, summary: LogSummary) -> EngineFacts:
-    """Facts about the whole engine and each device."""
     figures = dict(summary.facts)
     if endpoint.engine in registry.engine_names():
         traits = registry.engine_traits(endpoint.engine)

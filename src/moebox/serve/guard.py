@@ -348,7 +348,6 @@ def open_signal_pipe() -> int:
 
 
 def main() -> None:
-    """Read the config from stdin and guard the engine."""
     line = b""
     while not line.endswith(b"\n"):
         piece = os.read(sys.stdin.fileno(), 1)  # byte by byte, because commands follow the line

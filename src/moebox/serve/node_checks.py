@@ -125,7 +125,6 @@ def measure_links(config: ConductorConfig, port: int, *, workers_listen: bool = 
 
 
 def describe_link(link: NodeLink) -> str:
-    """One line about the network between nodes."""
     if not link.tcp:
         return "one node"
     rdma = f"; RDMA ports of {rate_text(link.rdma)} per node" if link.rdma else "; no RDMA"

@@ -78,7 +78,6 @@ class Nodes:
 
 
 def read_hosts(path: Path) -> tuple[NodeAddress, ...]:
-    """Parse a hosts file."""
     nodes: dict[str, NodeAddress] = {}
     for number, line in enumerate(codec.read_text(path).splitlines(), 1):
         words = line.partition("#")[0].split()

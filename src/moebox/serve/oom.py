@@ -29,7 +29,6 @@ def oom_counter_files() -> list[str]:
 
 
 def count_oom_kills(files: list[str]) -> int:
-    """The number of kills in all of these files."""
     return sum(_read_counter(Path(name)) or 0 for name in files)
 
 

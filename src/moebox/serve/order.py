@@ -28,8 +28,6 @@ StopSignals = Sequence[tuple[str, float]]  # signals by name, and seconds to wai
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedLaunch:
-    """What to run and where it will answer."""
-
     deployment: Deployment
     launch: Launch
     argv: tuple[str, ...]

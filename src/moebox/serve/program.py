@@ -23,8 +23,6 @@ LOOK_S = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramConfig:
-    """What to run and where it will answer."""
-
     title: str  # as ps shows it
     kind: str  # sglang-router, twin, …
     argv: tuple[str, ...]

@@ -90,7 +90,6 @@ class EngineSession:
 
     @property
     def is_alive(self) -> bool:
-        """The engine's process runs."""
         return self.guard.poll() is None and self.instance.guard_state.status in ("starting", "running")
 
     def wait_ready(self, *, patience_s: float = PATIENCE_S, deadline: float = math.inf) -> None:

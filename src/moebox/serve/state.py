@@ -277,5 +277,4 @@ def take_leases(names: Iterable[str], holder: str) -> Any:
 
 
 def update_instance(instance: Instance, **fields: Any) -> Instance:
-    """Change fields of a record, and save it."""
     return save_instance(dataclasses.replace(instance, **fields))

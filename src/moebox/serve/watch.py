@@ -22,8 +22,6 @@ LONGEST = 4_096  # bytes of a line that are parsed
 
 @dataclass
 class LogSummary:
-    """What the log has shown so far."""
-
     phase: str = "starting"
     done: int | None = None
     total: int | None = None
@@ -92,7 +90,6 @@ class LogWatch:
 
     @property
     def idle_s(self) -> float:
-        """Seconds since the last progress."""
         return time.monotonic() - self.progressed
 
     def note_progress(self) -> None:

@@ -18,8 +18,6 @@ class SlurmJob:
 
 @dataclass(frozen=True, kw_only=True)
 class NodePrograms:
-    """Programs on each node."""
-
     python: str = "python3"  # runs moebox's agent; it needs no package
 
 

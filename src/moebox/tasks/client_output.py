@@ -64,7 +64,6 @@ class ClientOutput(ABC):
 
     @property
     def turn_count(self) -> int:
-        """Number of turns so far."""
         return len(self._turns)
 
     @property

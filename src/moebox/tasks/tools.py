@@ -46,8 +46,6 @@ class AgentTool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolOutcome:
-    """Result of one call."""
-
     text: str
     error: str = ""  # what was wrong with the call itself; "" if the tool ran
 
@@ -76,7 +74,6 @@ class Toolbox:
 
     @property
     def tools(self) -> list[AgentTool]:
-        """All tools in the order in which they were added."""
         return [tool for tool, _ in self._tools.values()]
 
     def call(self, name: str, arguments: str) -> ToolOutcome:

@@ -77,7 +77,6 @@ class SglangRanks:
         return max(inside, round(step_bytes(gpu, model, recipe) + needs.draft - rest))
 
     def device_budget(self, gpu: Gpu, stage: int, tokens: int) -> DeviceMemory:
-        """The budget of one GPU."""
         needs, free = self.needs[stage], free_before_loading(gpu)
         activations = step_bytes(gpu, self.model, self.recipe)
         outside = free - math.floor(free * static_fraction(gpu, self.model, self.recipe))

@@ -165,7 +165,6 @@ def return_true(*args: Any, **kwargs: Any) -> bool:
 
 
 def install_importer(engine: EngineImporter) -> EngineImporter:
-    """Make the engine's modules importable."""
     sys.meta_path.insert(0, engine)
     sys.meta_path.append(MissingImporter(engine.root))
     return engine

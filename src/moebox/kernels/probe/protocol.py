@@ -181,7 +181,5 @@ class TunedRow:
 
 @dataclass(frozen=True)
 class TuneAnswer:
-    """Everything that was timed."""
-
     triton: str
     rows: list[TunedRow]

@@ -309,7 +309,6 @@ def spread_between_hosts(row: Efficiency | HostEfficiency, steps_away: int) -> f
 
 @functools.cache
 def unified_memory() -> UnifiedMemory:
-    """Return the row of memory that CPU and GPU share."""
     row = catalogue.load_table("efficiency")["unified"]
     return codec.decode(UnifiedMemory, row, where="efficiency.toml [unified]")
 
