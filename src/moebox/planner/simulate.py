@@ -155,25 +155,25 @@ class Histogram:
         return 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class SimulationResult:
     workload: SimulatedWorkload
-    completed: int
-    rejected: int  # longer than the cache or the context
-    duration_s: float
-    input_tokens: int
-    output_tokens: int
-    ttft: Histogram
-    tpot: Histogram
-    itl: Histogram
-    e2el: Histogram
-    preemptions: int
-    peak_kv_tokens: float
-    peak_batch: int  # sequences in one decode step
     kv_tokens: int
-    slices: int
+    completed: int = 0
+    rejected: int = 0  # longer than the cache or the context
+    duration_s: float = 0.0
+    input_tokens: int = 0
+    output_tokens: int = 0
     cached_tokens: int = 0  # prompt tokens from the cache and its tiers
+    ttft: Histogram = field(default_factory=Histogram)
+    tpot: Histogram = field(default_factory=Histogram)
+    itl: Histogram = field(default_factory=Histogram)
+    e2el: Histogram = field(default_factory=Histogram)
     returning: Histogram = field(default_factory=Histogram)  # TTFT of later turns of a conversation
+    preemptions: int = 0
+    peak_kv_tokens: float = 0.0
+    peak_batch: int = 0  # sequences in one decode step
+    slices: int = 0
 
     @property
     def hit_share(self) -> float:
@@ -221,7 +221,6 @@ class _SimulatedRun:
         self.cache = PrefixCache(scheduler, workload.prefix, tiers)
         scheduler.find_prefix = self._find_prefix
         self.link_free = 0.0  # when the link from the tiers is free
-        self.returning, self.cached_tokens = Histogram(), 0
         self.coming = self._make_requests()
         self.entering: list[tuple[float, int, SimulatedRequest]] = []  # sent, but still in HTTP and tokenizer
         self.order = itertools.count()
@@ -231,11 +230,7 @@ class _SimulatedRun:
         self.stalls: list[tuple[int, float]] = []  # since the last decode step: sequences that waited, and how long
         self.step_began = 0.0  # when the last step began
         self.cold = workload.cold_s
-        self.completed = self.rejected = self.slices = 0
-        self.input_tokens = self.output_tokens = 0
-        self.peak = 0.0
-        self.peak_batch = 0
-        self.ttft, self.tpot, self.itl, self.e2el = Histogram(), Histogram(), Histogram(), Histogram()
+        self.result = SimulationResult(workload=workload, kv_tokens=scheduler.rules.kv_tokens)
 
     def run(self) -> SimulationResult:
         """Send all requests and count until the engine is idle."""
@@ -255,25 +250,8 @@ class _SimulatedRun:
                 self.now = max(self.now, self.entering[0][0])
             else:
                 break
-        return SimulationResult(
-            workload=self.workload,
-            completed=self.completed,
-            rejected=self.rejected,
-            duration_s=self.now,
-            input_tokens=self.input_tokens,
-            output_tokens=self.output_tokens,
-            ttft=self.ttft,
-            tpot=self.tpot,
-            itl=self.itl,
-            e2el=self.e2el,
-            preemptions=self.scheduler.preemptions,
-            peak_kv_tokens=self.peak,
-            peak_batch=self.peak_batch,
-            kv_tokens=self.scheduler.rules.kv_tokens,
-            slices=self.slices,
-            cached_tokens=self.cached_tokens,
-            returning=self.returning,
-        )
+        self.result.duration_s, self.result.preemptions = self.now, self.scheduler.preemptions
+        return self.result
 
     def _make_requests(self) -> Iterator[SimulatedRequest]:
         """Yield the requests; with a rate they have an arrival time, with a concurrency each is sent on an end."""
@@ -335,17 +313,18 @@ class _SimulatedRun:
                 self.scheduler.waiting.appendleft(request)
                 continue
             if request.first_token_at >= 0:
-                self.ttft.add(request.first_token_at - request.arrival)
+                self.result.ttft.add(request.first_token_at - request.arrival)
             accepted = self.scheduler.submit(request)
             if not accepted:
-                self.rejected += 1
+                self.result.rejected += 1
                 self.conversations.pop(request.id, None)
             if not accepted or self.workload.rate:
                 self._send_next()
 
     def _count(self, done: ScheduleSlice) -> None:
         """Add one slice to the clock and the figures."""
-        self.slices += 1
+        result = self.result
+        result.slices += 1
         self.now += done.seconds + self.cold
         self.step_began = self.now - done.seconds / max(done.steps, 1)
         if done.steps:
@@ -357,20 +336,20 @@ class _SimulatedRun:
         for request in done.started:
             if request.first_token_at < 0:
                 request.first_token_at = self.now
-                self.ttft.add(self.now - request.arrival)
+                result.ttft.add(self.now - request.arrival)
                 if self.conversations.get(request.id, (0, 0))[1]:
-                    self.returning.add(self.now - request.arrival)
+                    result.returning.add(self.now - request.arrival)
         for request in done.finished:
-            self.completed += 1
-            self.input_tokens += request.input
-            self.cached_tokens += request.cached_tokens
-            self.output_tokens += request.output
-            self.e2el.add(self.now - request.arrival)
+            result.completed += 1
+            result.input_tokens += request.input
+            result.cached_tokens += request.cached_tokens
+            result.output_tokens += request.output
+            result.e2el.add(self.now - request.arrival)
             if request.output > 1:
-                self.tpot.add((self.now - request.first_token_at) / (request.output - 1))
+                result.tpot.add((self.now - request.first_token_at) / (request.output - 1))
             self._continue_after(request)
-        self.peak = max(self.peak, self.scheduler.used_tokens)
-        self.peak_batch = max(self.peak_batch, self.scheduler.running)
+        result.peak_kv_tokens = max(result.peak_kv_tokens, self.scheduler.used_tokens)
+        result.peak_batch = max(result.peak_batch, self.scheduler.running)
 
     def _count_gaps(self, done: ScheduleSlice) -> None:
         """Count gaps between tokens; the first after prompts were read is longer, less so for later sequences."""
@@ -378,11 +357,11 @@ class _SimulatedRun:
         stalled, counted = sum(seconds for _, seconds in self.stalls), 0
         for waiting, seconds in (*self.stalls, (done.batch, 0.0)):
             if waiting > counted:
-                self.itl.add(each + stalled, waiting - counted)
+                self.result.itl.add(each + stalled, waiting - counted)
                 counted = waiting
             stalled -= seconds
         if done.steps > 1:
-            self.itl.add(each, done.batch * (done.steps - 1.0))
+            self.result.itl.add(each, done.batch * (done.steps - 1.0))
         self.stalls = []
 
     def _continue_after(self, request: SimulatedRequest) -> None:
