@@ -91,7 +91,23 @@ class StandInModule(types.ModuleType):
         return value
 
 
-class EngineImporter(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class StandInLoader(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Makes modules that have every name; some of them with values of our own."""
+
+    stand_ins: Mapping[str, ModuleNames] = types.MappingProxyType({})
+
+    def create_module(self, spec: Any) -> types.ModuleType:
+        module = StandInModule(spec.name)
+        module.__spec__ = spec
+        for name, value in self.stand_ins.get(spec.name, {}).items():
+            setattr(module, name, value)
+        return module
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Do nothing: the module is complete."""
+
+
+class EngineImporter(StandInLoader):
     """Finds an engine's modules under `root`, and replaces those that are named or missing."""
 
     def __init__(self, root: Path, package: str, stand_ins: Mapping[str, ModuleNames]) -> None:
@@ -113,18 +129,8 @@ class EngineImporter(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self.missing.append(name)
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
-    def create_module(self, spec: Any) -> types.ModuleType:
-        module = StandInModule(spec.name)
-        module.__spec__ = spec
-        for name, value in self.stand_ins.get(spec.name, {}).items():
-            setattr(module, name, value)
-        return module
 
-    def exec_module(self, module: types.ModuleType) -> None:
-        """Do nothing: the module is complete."""
-
-
-class MissingImporter(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class MissingImporter(StandInLoader):
     """Replaces packages that are not installed, if the engine itself imports them.
 
     Other packages that probe for optional ones (sympy looks for gmpy2) must still find nothing.
@@ -146,14 +152,6 @@ class MissingImporter(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if not frame.f_code.co_filename.startswith(self.root):
             return None
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
-
-    def create_module(self, spec: Any) -> types.ModuleType:
-        module = StandInModule(spec.name)
-        module.__spec__ = spec
-        return module
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        """Do nothing: the module is complete."""
 
 
 def return_false(*args: Any, **kwargs: Any) -> bool:

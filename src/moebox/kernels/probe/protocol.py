@@ -49,20 +49,11 @@ class ScanRequest:
         return cls(**{**document, "target": target, "shape": shape, "searches": searches})
 
 
-@dataclass(frozen=True)
-class LaunchRecord:
-    case: str
-    kernel: str
-    file: str
-    line: int
-    launched_from: str = ""
-    blocks: dict[str, int | str] = field(default_factory=dict)
-    constants: dict[str, Constant] = field(default_factory=dict)
-    grid: tuple[int, ...] = ()
-    num_warps: int = 4
-    num_stages: int = 0
+@dataclass(frozen=True, kw_only=True)
+class KernelCost:
+    """What a compiled kernel needs."""
+
     shared_bytes: int = 0
-    hash: str = ""
     registers: int = 0
     stack_bytes: int = 0
     spill_bytes: int | None = None  # None if the assembler's log was not seen
@@ -74,22 +65,27 @@ class LaunchRecord:
         return self.stack_bytes if self.spill_bytes is None else self.spill_bytes
 
 
-@dataclass(frozen=True)
-class LaunchVariant:
+@dataclass(frozen=True, kw_only=True)
+class LaunchRecord(KernelCost):
+    case: str
+    kernel: str
+    file: str
+    line: int
+    launched_from: str = ""
+    blocks: dict[str, int | str] = field(default_factory=dict)
+    constants: dict[str, Constant] = field(default_factory=dict)
+    grid: tuple[int, ...] = ()
+    num_warps: int = 4
+    num_stages: int = 0
+    hash: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchVariant(KernelCost):
     """One launch compiled another way."""
 
     hash: str  # of the launch
     choice: Choice
-    shared_bytes: int = 0
-    registers: int = 0
-    stack_bytes: int = 0
-    spill_bytes: int | None = None
-    error: str = ""
-
-    @property
-    def spilled_bytes(self) -> int:
-        """Bytes that go to memory; the size of the stack if only that is known."""
-        return self.stack_bytes if self.spill_bytes is None else self.spill_bytes
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """SGLang's Triton kernels for an MLA mixture-of-experts model, called as its backends call them."""
 
+import functools
 import importlib
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,96 +46,85 @@ def launch_cases(root: Path, shape: ScanShape) -> Iterator[LaunchCase]:
     for new in shape.prefill:
         yield (
             f"extend attention, absorbed {shape.latent}/{shape.kv_lora}, {new} new",
-            _extend_case(root, shape, new, absorbed=True),
+            functools.partial(_launch_extend, root, shape, new, absorbed=True),
         )
         full = shape.nope + shape.rope
-        yield f"extend attention, full {full}/{shape.v}, {new} new", _extend_case(root, shape, new, absorbed=False)
+        yield (
+            f"extend attention, full {full}/{shape.v}, {new} new",
+            functools.partial(_launch_extend, root, shape, new, absorbed=False),
+        )
     for batch in shape.decode:
-        yield f"MLA decode, batch {batch}, {shape.kv} cache", _decode_case(root, shape, batch)
+        yield f"MLA decode, batch {batch}, {shape.kv} cache", functools.partial(_launch_decode, root, shape, batch)
     for kind in WEIGHT_KINDS:
         for tokens in shape.moe_tokens:
-            yield f"fused MoE {kind}, {tokens} tokens", _moe_case(root, shape, kind, tokens)
-    yield f"KV cache writer, {shape.kv}", _writer_case(root, shape)
+            yield f"fused MoE {kind}, {tokens} tokens", functools.partial(_launch_moe, root, shape, kind, tokens)
+    yield f"KV cache writer, {shape.kv}", functools.partial(_launch_writer, root, shape)
 
 
-def _extend_case(root: Path, shape: ScanShape, new: int, *, absorbed: bool) -> Callable[[], Any]:
-    def run() -> Any:
-        fwd = import_part(root, "extend").extend_attention_fwd
-        width, out = (shape.latent, shape.kv_lora) if absorbed else (shape.nope + shape.rope, shape.v)
-        kv_heads, prefix = (1 if absorbed else shape.heads), 4096
-        keys = meta_tensor(prefix + new, kv_heads, width)
-        return call_with_known(
-            fwd,
-            q_extend=meta_tensor(new, shape.heads, width),
-            k_extend=meta_tensor(new, kv_heads, width),
-            v_extend=meta_tensor(new, kv_heads, out),
-            o_extend=meta_tensor(new, shape.heads, out),
-            k_buffer=keys,
-            v_buffer=keys[..., :out] if absorbed else meta_tensor(prefix + new, kv_heads, out),
-            qo_indptr=meta_indices(2),
-            kv_indptr=meta_indices(2),
-            kv_indices=torch.empty(prefix, dtype=torch.int64, device="meta"),
-            custom_mask=None,
-            is_causal=True,
-            mask_indptr=None,
-            max_len_extend=new,
-            k_scale=1.0,
-            v_scale=1.0,
-            sm_scale=0.1,
-        )
-
-    return run
+def _launch_extend(root: Path, shape: ScanShape, new: int, *, absorbed: bool) -> Any:
+    fwd = import_part(root, "extend").extend_attention_fwd
+    width, out = (shape.latent, shape.kv_lora) if absorbed else (shape.nope + shape.rope, shape.v)
+    kv_heads, prefix = (1 if absorbed else shape.heads), 4096
+    keys = meta_tensor(prefix + new, kv_heads, width)
+    return call_with_known(
+        fwd,
+        q_extend=meta_tensor(new, shape.heads, width),
+        k_extend=meta_tensor(new, kv_heads, width),
+        v_extend=meta_tensor(new, kv_heads, out),
+        o_extend=meta_tensor(new, shape.heads, out),
+        k_buffer=keys,
+        v_buffer=keys[..., :out] if absorbed else meta_tensor(prefix + new, kv_heads, out),
+        qo_indptr=meta_indices(2),
+        kv_indptr=meta_indices(2),
+        kv_indices=torch.empty(prefix, dtype=torch.int64, device="meta"),
+        custom_mask=None,
+        is_causal=True,
+        mask_indptr=None,
+        max_len_extend=new,
+        k_scale=1.0,
+        v_scale=1.0,
+        sm_scale=0.1,
+    )
 
 
-def _decode_case(root: Path, shape: ScanShape, batch: int) -> Callable[[], Any]:
-    def run() -> Any:
-        fwd = import_part(root, "decode").decode_attention_fwd
-        splits, tokens = 8, 16384
-        keys = meta_tensor(tokens, 1, shape.latent, dtype=shape.cache_type)
-        return call_with_known(
-            fwd,
-            q=meta_tensor(batch, shape.heads, shape.latent),
-            k_buffer=keys,
-            v_buffer=keys[..., : shape.kv_lora],
-            o=meta_tensor(batch, shape.heads, shape.kv_lora),
-            kv_indptr=meta_indices(batch + 1),
-            kv_indices=torch.empty(tokens, dtype=torch.int64, device="meta"),
-            attn_logits=meta_tensor(batch, shape.heads, splits, shape.kv_lora, dtype=torch.float32),
-            attn_lse=meta_tensor(batch, shape.heads, splits, dtype=torch.float32),
-            num_kv_splits=meta_indices(batch),
-            max_kv_splits=splits,
-            sm_scale=0.1,
-            k_scale=1.0,
-            v_scale=1.0,
-            has_mla=True,
-        )
-
-    return run
+def _launch_decode(root: Path, shape: ScanShape, batch: int) -> Any:
+    fwd = import_part(root, "decode").decode_attention_fwd
+    splits, tokens = 8, 16384
+    keys = meta_tensor(tokens, 1, shape.latent, dtype=shape.cache_type)
+    return call_with_known(
+        fwd,
+        q=meta_tensor(batch, shape.heads, shape.latent),
+        k_buffer=keys,
+        v_buffer=keys[..., : shape.kv_lora],
+        o=meta_tensor(batch, shape.heads, shape.kv_lora),
+        kv_indptr=meta_indices(batch + 1),
+        kv_indices=torch.empty(tokens, dtype=torch.int64, device="meta"),
+        attn_logits=meta_tensor(batch, shape.heads, splits, shape.kv_lora, dtype=torch.float32),
+        attn_lse=meta_tensor(batch, shape.heads, splits, dtype=torch.float32),
+        num_kv_splits=meta_indices(batch),
+        max_kv_splits=splits,
+        sm_scale=0.1,
+        k_scale=1.0,
+        v_scale=1.0,
+        has_mla=True,
+    )
 
 
-def _moe_case(root: Path, shape: ScanShape, kind: str, tokens: int) -> Callable[[], Any]:
-    def run() -> Any:
-        choose = import_part(root, "moe_config").get_default_config
-        return launch_experts(
-            shape, kind, tokens, choose=choose, invoke=import_part(root, "moe").invoke_fused_moe_kernel
-        )
-
-    return run
+def _launch_moe(root: Path, shape: ScanShape, kind: str, tokens: int) -> Any:
+    choose = import_part(root, "moe_config").get_default_config
+    return launch_experts(shape, kind, tokens, choose=choose, invoke=import_part(root, "moe").invoke_fused_moe_kernel)
 
 
-def _writer_case(root: Path, shape: ScanShape) -> Callable[[], Any]:
-    def run() -> Any:
-        write = import_part(root, "writer").set_mla_kv_buffer_triton
-        cache = shape.cache_type
-        return call_with_known(
-            write,
-            kv_buffer=meta_tensor(16384, 1, shape.latent, dtype=cache),
-            loc=torch.arange(256),  # real numbers: some versions read them first
-            cache_k_nope=meta_tensor(256, 1, shape.kv_lora, dtype=cache),
-            cache_k_rope=meta_tensor(256, 1, shape.rope, dtype=cache),
-        )
-
-    return run
+def _launch_writer(root: Path, shape: ScanShape) -> Any:
+    write = import_part(root, "writer").set_mla_kv_buffer_triton
+    cache = shape.cache_type
+    return call_with_known(
+        write,
+        kv_buffer=meta_tensor(16384, 1, shape.latent, dtype=cache),
+        loc=torch.arange(256),  # real numbers: some versions read them first
+        cache_k_nope=meta_tensor(256, 1, shape.kv_lora, dtype=cache),
+        cache_k_rope=meta_tensor(256, 1, shape.rope, dtype=cache),
+    )
 
 
 def tuned_cases(root: Path, shape: space.RankShape, *, smem: int, sms: int) -> list["tune_cases.TuneCase"]:

@@ -1,9 +1,10 @@
 """vLLM's Triton kernels for an MLA mixture-of-experts model, called as its backends call them."""
 
+import functools
 import importlib
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,51 +26,45 @@ PACKAGE = __name__.rpartition(".")[2]  # this module is called as the engine's p
 def launch_cases(root: Path, shape: ScanShape) -> Iterator[LaunchCase]:
     """Yield every launch that this model and recipe would make."""
     for batch in shape.decode:
-        yield f"MLA decode, batch {batch}, {shape.kv} cache", _decode_case(root, shape, batch)
+        yield f"MLA decode, batch {batch}, {shape.kv} cache", functools.partial(_launch_decode, root, shape, batch)
     for kind in WEIGHT_KINDS:
         for tokens in shape.moe_tokens:
-            yield f"fused MoE {kind}, {tokens} tokens", _moe_case(shape, kind, tokens)
+            yield f"fused MoE {kind}, {tokens} tokens", functools.partial(_launch_moe, shape, kind, tokens)
 
 
-def _decode_case(root: Path, shape: ScanShape, batch: int) -> Callable[[], Any]:
-    def run() -> Any:
-        name = next(name for name in _DECODE_MODULES if root.joinpath(*name.split(".")).with_suffix(".py").exists())
-        page, pages, splits = 64, 256, 8
-        cache = meta_tensor(pages, page, 1, shape.latent, dtype=shape.cache_type)
-        scale = torch.empty((), dtype=torch.float32, device="meta")
-        return call_with_known(
-            importlib.import_module(name).decode_attention_fwd,
-            q=meta_tensor(batch, shape.heads, shape.latent),
-            k_buffer=cache,
-            v_buffer=cache[..., : shape.kv_lora],
-            o=meta_tensor(batch, shape.heads, shape.kv_lora),
-            lse=meta_tensor(batch, shape.heads, dtype=torch.float32),
-            req_to_token=meta_indices(batch, pages),
-            b_seq_len=meta_indices(batch),
-            attn_logits=meta_tensor(batch, shape.heads, splits, shape.kv_lora + 1, dtype=torch.float32),
-            num_kv_splits=splits,
-            sm_scale=0.1,
-            page_size=page,
-            k_scale=scale,
-            v_scale=scale,
-            is_mla=True,
-        )
-
-    return run
+def _launch_decode(root: Path, shape: ScanShape, batch: int) -> Any:
+    name = next(name for name in _DECODE_MODULES if root.joinpath(*name.split(".")).with_suffix(".py").exists())
+    page, pages, splits = 64, 256, 8
+    cache = meta_tensor(pages, page, 1, shape.latent, dtype=shape.cache_type)
+    scale = torch.empty((), dtype=torch.float32, device="meta")
+    return call_with_known(
+        importlib.import_module(name).decode_attention_fwd,
+        q=meta_tensor(batch, shape.heads, shape.latent),
+        k_buffer=cache,
+        v_buffer=cache[..., : shape.kv_lora],
+        o=meta_tensor(batch, shape.heads, shape.kv_lora),
+        lse=meta_tensor(batch, shape.heads, dtype=torch.float32),
+        req_to_token=meta_indices(batch, pages),
+        b_seq_len=meta_indices(batch),
+        attn_logits=meta_tensor(batch, shape.heads, splits, shape.kv_lora + 1, dtype=torch.float32),
+        num_kv_splits=splits,
+        sm_scale=0.1,
+        page_size=page,
+        k_scale=scale,
+        v_scale=scale,
+        is_mla=True,
+    )
 
 
-def _moe_case(shape: ScanShape, kind: str, tokens: int) -> Callable[[], Any]:
-    def run() -> Any:
-        kernels: Any = importlib.import_module(_MOE_MODULE)
-        invoke = kernels.invoke_fused_moe_triton_kernel
-        if kind == "int4_w4a16":
-            elsewhere = getattr(kernels, "should_moe_wna16_use_cuda", None)
-            if elsewhere and elsewhere(tokens * shape.used, 32, shape.experts, 4):
-                raise NotTriton("goes to the CUDA moe_wna16 kernel at this size")
-            invoke = kernels.invoke_fused_moe_wna16_triton_kernel
-        return launch_experts(shape, kind, tokens, choose=kernels.get_default_config, invoke=invoke)
-
-    return run
+def _launch_moe(shape: ScanShape, kind: str, tokens: int) -> Any:
+    kernels: Any = importlib.import_module(_MOE_MODULE)
+    invoke = kernels.invoke_fused_moe_triton_kernel
+    if kind == "int4_w4a16":
+        elsewhere = getattr(kernels, "should_moe_wna16_use_cuda", None)
+        if elsewhere and elsewhere(tokens * shape.used, 32, shape.experts, 4):
+            raise NotTriton("goes to the CUDA moe_wna16 kernel at this size")
+        invoke = kernels.invoke_fused_moe_wna16_triton_kernel
+    return launch_experts(shape, kind, tokens, choose=kernels.get_default_config, invoke=invoke)
 
 
 class NotTriton(Exception):
