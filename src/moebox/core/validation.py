@@ -9,11 +9,12 @@ allowed that give the container no more of the machine than its GPUs. Renderers 
 import ipaddress
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from moebox import codec
+from moebox.core.catalogue import load_table
 from moebox.core.change import get_setting
 from moebox.core.recipe import FORMAT, Recipe, Runtime
 from moebox.core.traits import LAST_PORT
@@ -60,51 +61,7 @@ PRIVATE_NAMES = frozenset(
 )
 MOUNT_HINT = "mount the folder itself, e.g. /data/models"
 RENDER_HINT = "`moebox render` writes a script to which you can add such an option yourself"
-_SIZE = r"\d+[bkmgtBKMGT]?[bB]?"
-_PLAIN = r"[A-Za-z0-9][A-Za-z0-9_.:/@+-]*"
-# Option -> pattern of its values, "" if it has none. None of these gives the container more of the machine than GPUs.
-OPTIONS: dict[str, str] = {
-    "--shm-size": _SIZE,
-    "--memory": _SIZE,
-    "-m": _SIZE,
-    "--memory-swap": rf"-1|{_SIZE}",
-    "--memory-reservation": _SIZE,
-    "--cpus": r"\d+(\.\d+)?",
-    "--cpuset-cpus": r"\d+(-\d+)?(,\d+(-\d+)?)*",
-    "--cpuset-mems": r"\d+(-\d+)?(,\d+(-\d+)?)*",
-    "--pids-limit": r"-?\d+",
-    "--ulimit": r"[a-z]+=-?\d+(:-?\d+)?",
-    "--ipc": r"host|private|shareable|none",
-    "--network": r"host|bridge|none",
-    "--net": r"host|bridge|none",
-    "--gpus": r"all|\d+|\"?device=[\w:.,-]+\"?|device=[\w:.,-]+",
-    "--device": r"nvidia\.com/gpu=[\w:.,-]+|/dev/(nvidia[\w-]*|infiniband(/[\w.-]+)?|dri(/[\w-]+)?|kfd|gdrdrv)",
-    "--runtime": r"nvidia|runc|crun",
-    "--cap-add": r"(CAP_)?(IPC_LOCK|SYS_NICE|SYS_RESOURCE)",
-    "--cap-drop": r"[A-Za-z_]+",
-    "--security-opt": r"no-new-privileges(:true|=true)?|label=disable",
-    "--user": r"[A-Za-z0-9_-]+(:[A-Za-z0-9_-]+)?",
-    "-u": r"[A-Za-z0-9_-]+(:[A-Za-z0-9_-]+)?",
-    "--userns": r"keep-id|auto|private",
-    "--group-add": r"[A-Za-z0-9_-]+",
-    "--workdir": r"/[\w./+-]*",
-    "-w": r"/[\w./+-]*",
-    "--hostname": r"[A-Za-z0-9][A-Za-z0-9.-]*",
-    "-h": r"[A-Za-z0-9][A-Za-z0-9.-]*",
-    "--label": rf"{_PLAIN}(=[\w .:/@+-]*)?",
-    "--platform": r"linux/[\w/]+",
-    "--pull": r"always|missing|never|newer",
-    "--restart": r"no|always|unless-stopped|on-failure(:\d+)?",
-    "--stop-timeout": r"\d+",
-    "--tmpfs": r"/[\w./-]+(:[\w=,]+)?",
-    "--log-driver": r"json-file|local|journald|none|k8s-file",
-    "--log-opt": r"(max-size|max-file|compress)=\w+",
-    "--oom-score-adj": r"-?\d+",
-    "--sysctl": r"net\.[\w.]+=[\w ]+",
-    "--init": "",
-    "--read-only": "",
-    "--oom-kill-disable": "",
-}
+OPTIONS: Mapping[str, str] = load_table("container_options")  # option -> pattern of its values, "" if it has none
 
 
 def read_recipe(path: Path) -> Recipe:

@@ -65,19 +65,18 @@ def print_line(text: str) -> None:
     os.write(1, text.encode(errors="replace") + b"\n")
 
 
-def read_config() -> AgentConfig:
-    """Read the first line of stdin, byte by byte, because commands follow it."""
+def read_first_line() -> bytes:
+    """Read the first line of stdin, byte by byte, because commands follow it; b"" if it ends before that."""
     line = b""
     while not line.endswith(b"\n"):
         piece = os.read(0, 1)
         if not piece:
-            sys.exit(3)
+            return b""
         line += piece
-    config: AgentConfig = json.loads(line)
-    return config
+    return line
 
 
-def descendants() -> list[int]:
+def list_descendants() -> list[int]:
     """Every descendant of this process, which as subreaper inherits orphans."""
     parents: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
@@ -113,7 +112,7 @@ def send_signal(pids: list[int], number: int) -> None:
 def kill_descendants() -> None:
     """Kill every descendant, also those forked meanwhile."""
     until = time.monotonic() + 5.0
-    while time.monotonic() < until and (left := descendants()):
+    while time.monotonic() < until and (left := list_descendants()):
         send_signal(left, signal.SIGKILL)
         time.sleep(0.02)
 
@@ -285,7 +284,10 @@ def probe_node(config: AgentConfig, rank: int) -> AgentReply:
 
 
 def main() -> int:
-    config = read_config()
+    line = read_first_line()
+    if not line:
+        return 3
+    config: AgentConfig = json.loads(line)
     rank = config["rank"] if config["rank"] is not None else int(os.environ.get("SLURM_NODEID", 0))
     mode = config["mode"]
     if mode == "sweep":

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from moebox.serve import oom
+from moebox.serve.agent import list_descendants, read_first_line
 from moebox.store.log import EngineLog
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
@@ -312,22 +313,6 @@ def exec_engine(config: GuardConfig, guard: int, output: int) -> NoReturn:
     os.execvpe(config.argv[0], config.argv, {**os.environ, **config.env, MARK: config.mark})  # noqa: S606
 
 
-def list_descendants() -> list[int]:
-    """Every descendant of this process, which as subreaper inherits orphans."""
-    parents: dict[int, list[int]] = {}
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError, IndexError, ValueError):
-            state, parent = Path(f"/proc/{name}/stat").read_text().rsplit(")", 1)[1].split()[:2]
-            if state != "Z":
-                parents.setdefault(int(parent), []).append(int(name))
-    found: list[int] = []
-    edge = [os.getpid()]
-    while edge:
-        edge = [child for parent in edge for child in parents.get(parent, [])]
-        found += edge
-    return found
-
-
 def prctl(option: int, value: int) -> None:
     """Call prctl(2), if there is one (Linux)."""
     with contextlib.suppress(OSError, AttributeError):
@@ -348,14 +333,9 @@ def open_signal_pipe() -> int:
 
 
 def main() -> None:
-    line = b""
-    while not line.endswith(b"\n"):
-        piece = os.read(sys.stdin.fileno(), 1)  # byte by byte, because commands follow the line
-        if not piece:
-            return
-        line += piece
-    os.environ.pop(MARK, None)
-    Guard(GuardConfig(**json.loads(line))).run()
+    if line := read_first_line():
+        os.environ.pop(MARK, None)
+        Guard(GuardConfig(**json.loads(line))).run()
 
 
 if __name__ == "__main__":
