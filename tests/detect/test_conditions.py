@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from moebox.core.conditions import Conditions, GpuConditions
-from moebox.detect.conditions import ConditionsWatch, is_open_in
+from moebox.detect.conditions import ConditionsWatch, open_files
 
 SPIN = "while True: pass"
 
@@ -166,8 +166,8 @@ def test_a_gpu_in_a_container_is_recognised_by_its_open_device(tmp_path: Path) -
     assert holder.stdout
     holder.stdout.readline()
     try:
-        assert is_open_in([holder.pid], str(device))
-        assert not is_open_in([os.getpid(), 4_000_000], str(device))
+        assert str(device) in open_files(holder.pid)
+        assert str(device) not in open_files(os.getpid()) | open_files(4_000_000)
     finally:
         holder.communicate("")
 

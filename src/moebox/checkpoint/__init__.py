@@ -43,8 +43,7 @@ def look_up_model(name: str) -> ResolvedModel:
             raise BadInput(f"{name}: is a TOML file, not a model", hint="`moebox up` takes recipes, --box box files")
         if path.is_file():
             return model_from_file(path)
-        if not path.is_dir():
-            raise BadInput(f"{name}: is a pipe or a device, not a file or folder")
+        refuse_if(not path.is_dir(), f"{name}: is a pipe or a device, not a file or folder")
         has_model = (path / "config.json").is_file() or any(path.glob("*.gguf"))
         if has_model or name not in catalogue.models():
             return model_from_folder(path)

@@ -19,7 +19,7 @@ from moebox import loose
 from moebox.checkpoint.stacks import AttentionStack, ConfigFields
 from moebox.core.layers import FeedForward, Gqa, Indexer, Layers, Linear, Mamba, Mla
 from moebox.core.model import Licence, Model, Moe
-from moebox.errors import BadInput, refuse_if
+from moebox.errors import refuse_if
 
 TEXT_PARTS = ("text_config", "llm_config", "language_config", "text", "thinker_config")
 HIDDEN = ("hidden_size", "n_embd", "d_model", "dim")
@@ -241,8 +241,7 @@ def _experts(fields: LooseFields) -> Moe | None:
     if experts < 2:
         return None
     used = fields.integer(*USED, default=min(8, experts), least=1)
-    if used > experts:
-        raise BadInput(f"{fields.where}: {used} experts per token, but there are only {experts}")
+    refuse_if(used > experts, f"{fields.where}: {used} experts per token, but there are only {experts}")
     shared_width = fields.integer("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", default=0)
     activation = loose.get_text(fields.whole, "mlp_hidden_act", "hidden_act")
     return Moe(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 
 from moebox import codec
 from moebox.core import catalogue, registry
-from moebox.errors import BadInput
+from moebox.errors import refuse_if
 
 MetricNames = tuple[str, ...]
 _LINE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{[^}]*\})?\s+([-+0-9.eE]+|NaN|[+-]Inf)\s*\d*$", re.MULTILINE)
@@ -60,8 +60,7 @@ def engine_metrics(engine: str) -> EngineMetrics:
         return all_engine_metrics()[engine]
     known = {field.name for field in fields(EngineMetrics)}
     declared = registry.engine_traits(engine).metrics
-    if not declared:
-        raise BadInput(f"the metrics of {engine} are not known", hint=f"known: {', '.join(all_engine_metrics())}")
+    refuse_if(not declared, f"the metrics of {engine} are not known", hint=f"known: {', '.join(all_engine_metrics())}")
     return EngineMetrics(**{name: (metric,) for name, metric in declared.items() if name in known})  # type: ignore[arg-type]
 
 

@@ -16,7 +16,7 @@ from moebox import codec
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Flag, Recipe
 from moebox.data import FOLDER
-from moebox.errors import BadInput
+from moebox.errors import BadInput, refuse_if
 
 State = Literal["no-start", "crashes", "hangs", "wrong", "slow", "runs", "accepted", "unknown"]
 WORST_FIRST: tuple[State, ...] = ("no-start", "crashes", "hangs", "wrong", "slow", "runs", "accepted", "unknown")
@@ -229,8 +229,7 @@ def _in_versions(version: str, wanted: str) -> bool:
         bounds = [(sign, text) for sign, text in ((">=", low), ("<=", high)) if text]
     else:
         bounds = re.findall(r"\s*(<=|>=|==|<|>)\s*([^\s,]+)", wanted)
-        if not bounds:
-            raise BadInput(f"support.toml: {wanted!r} is not a version range", hint='e.g. versions = ">=0.25,<0.27"')
+        refuse_if(not bounds, f"support.toml: {wanted!r} is not a version range", hint='e.g. versions = ">=0.25,<0.27"')
     same_kind = all(_kind(version) == _kind(text) for _, text in bounds)
     return bool(here) and same_kind and all(_compare(sign, here, version_numbers(text)) for sign, text in bounds)
 

@@ -198,8 +198,7 @@ def _check_host_path(path: str, text: str) -> None:
     is_home = len(folder.parts) == 3 and folder.parts[1] == "home"
     if is_home or str(folder) in HOME_ROOTS or not PRIVATE_NAMES.isdisjoint(folder.parts):
         raise BadInput(f"{path}: {text} contains more than weights", hint=MOUNT_HINT)
-    if str(folder).endswith(".sock"):
-        raise BadInput(f"{path}: {text} is a socket, not a folder of weights", hint=MOUNT_HINT)
+    refuse_if(str(folder).endswith(".sock"), f"{path}: {text} is a socket, not a folder of weights", hint=MOUNT_HINT)
 
 
 def _refuse_colon_and_parent(path: str, text: str) -> None:

@@ -127,21 +127,25 @@ def server_processes(url: str) -> frozenset[int] | None:
         local = {address.address for each in psutil.net_if_addrs().values() for address in each}
         if not any(ipaddress.ip_address(address).is_loopback or address in local for address in addresses):
             return frozenset()
-        rows = map(str.split, [*_read_lines("tcp"), *_read_lines("tcp6")])
-        sockets = {f"socket:[{row[9]}]" for row in rows if row[3] == LISTENING and row[1].endswith(f":{port:04X}")}
-        pids = frozenset(pid for pid in psutil.pids() if sockets & _open_files(pid))
+        sockets = listening_sockets(port)
+        pids = frozenset(pid for pid in psutil.pids() if sockets & open_files(pid))
         is_proxy = any(psutil.Process(pid).name() in PROXIES for pid in pids)
     except (OSError, ValueError, psutil.Error):
         return None
     return None if is_proxy or not pids else pids
 
 
-def _read_lines(name: str) -> list[str]:
-    path = Path("/proc/net", name)
-    return path.read_text(encoding="ascii").splitlines()[1:] if path.exists() else []
+def listening_sockets(port: int) -> set[str]:
+    """The sockets that listen on a port of this machine, named as processes have them open."""
+    found = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError):
+            rows = map(str.split, Path(table).read_text(encoding="ascii").splitlines()[1:])
+            found |= {f"socket:[{row[9]}]" for row in rows if row[3] == LISTENING and row[1].endswith(f":{port:04X}")}
+    return found
 
 
-def _open_files(pid: int) -> set[str]:
+def open_files(pid: int) -> set[str]:
     """What a process has open; psutil takes ten times as long where sockets are many."""
     found = set()
     with contextlib.suppress(OSError):  # it ended, or is another user's
@@ -149,15 +153,6 @@ def _open_files(pid: int) -> set[str]:
             with contextlib.suppress(OSError):
                 found.add(os.readlink(entry.path))
     return found
-
-
-def is_open_in(pids: Iterable[int], path: str) -> bool:
-    """Whether one of these processes has a file open."""
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            if any(os.readlink(entry) == path for entry in Path(f"/proc/{pid}/fd").iterdir()):
-                return True
-    return False
 
 
 class ConditionsWatch:
@@ -271,7 +266,9 @@ class ConditionsWatch:
         gpu.is_ours |= any(process.pid in ours for process in processes)
         if not gpu.is_ours and processes:  # in a container the driver reports the host's process numbers
             minor = self._ask("nvmlDeviceGetMinorNumber", handle)
-            gpu.is_ours = minor is not None and is_open_in(ours - {os.getpid()}, f"/dev/nvidia{minor}")
+            gpu.is_ours = minor is not None and any(
+                f"/dev/nvidia{minor}" in open_files(pid) for pid in ours - {os.getpid()}
+            )
         for process in processes:
             if process.pid not in ours:
                 name = self._host[-1].others.get(process.pid, ("", 0.0))[0] if self._host else ""

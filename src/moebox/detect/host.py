@@ -14,11 +14,11 @@ from pathlib import Path
 
 import psutil
 
-from moebox import files
 from moebox.core import registry
 from moebox.core.box import EMBEDDED, Cpu, Host
 from moebox.detect.limits import allowed_cpus, count_cores, cpu_quota
 from moebox.environment import chosen_environment
+from moebox.hub.client import hub_cache
 
 BIOS_PARTS = ("vendor", "version", "date")
 _RUNTIMES = ("docker", "podman", "nvidia-ctk")
@@ -59,7 +59,7 @@ def cpu_busy_share() -> float:
 
 def detect_host(*, driver: str = "", cuda: str = "") -> Host:
     """Detect software and settings that decide whether a launch works."""
-    models = models_dir()
+    models = hub_cache()
     try:
         shm = os.statvfs("/dev/shm")  # noqa: S108  (only its size is read)
         shm_bytes = shm.f_frsize * shm.f_blocks
@@ -79,12 +79,6 @@ def detect_host(*, driver: str = "", cuda: str = "") -> Host:
         engines=installed_engines(),
         python=platform.python_version(),
     )
-
-
-def models_dir() -> Path:
-    """The folder for downloads of weights: the Hub's cache, found as huggingface_hub does."""
-    home = os.environ.get("HF_HOME") or files.cache_home() / "huggingface"
-    return Path(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")).expanduser()
 
 
 def nearest_existing(path: Path) -> Path:

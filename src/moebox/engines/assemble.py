@@ -15,7 +15,7 @@ from moebox.engines.arguments import LaunchNode, flatten
 from moebox.engines.engine import load_engine
 from moebox.engines.flags import newest_version
 from moebox.engines.kv_store import store_folder
-from moebox.errors import BadInput
+from moebox.errors import refuse_if
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 HUB_CACHE = "~/.cache/huggingface"  # where the Hub's client keeps downloads unless HF_HOME is set
@@ -197,8 +197,7 @@ def python_entry(recipe: Recipe, *, program: tuple[str, ...], module: tuple[str,
 
 def shell_text(launch: Launch, argv: tuple[str, ...]) -> str:
     """Return the command to paste into a shell; secrets appear as the variables they come from."""
-    if not argv:
-        raise BadInput("nothing to run")
+    refuse_if(not argv, "nothing to run")
     env = [f"{name}={shlex.quote(value)}" for name, value in launch.env.items()] if not launch.image else []
     env += [f'{name}="${source}"' for name, source in launch.secret_env.items() if name != source]
     return " ".join([*env, shlex.join(argv)])

@@ -19,7 +19,7 @@ from moebox.core import registry
 from moebox.core.catalogue import load_table
 from moebox.core.recipe import EngineName, Recipe
 from moebox.data import FOLDER
-from moebox.errors import BadInput
+from moebox.errors import BadInput, refuse_if
 
 COMMIT = r"[0-9a-f]{7,40}$"
 JSON = re.compile(r"(config|kwargs|overrides|per-prompt)$")  # flags whose value is a JSON object
@@ -167,8 +167,7 @@ def check_arguments(engine: EngineName, version: str, arguments: Iterable[Argume
     too_old = bool(version) and version_key(version) < version_key(known_versions(engine)[0])
     newer = is_newer_than_known(engine, version)
     for name, *values in arguments:
-        if not is_flag(name):
-            raise BadInput(f"{where}: {name!r} belongs to no flag", hint="a flag before it takes no value")
+        refuse_if(not is_flag(name), f"{where}: {name!r} belongs to no flag", hint="a flag before it takes no value")
         spec, absent = known.find_spec(name), f"{where}: {title} has no flag {name}"
         if new := replacement(engine, version, name, "flag"):
             raise BadInput(absent, hint=f"use {new}")
@@ -190,13 +189,11 @@ def _check_values(spec: FlagSpec, name: str, values: list[str], *, title: str, w
     subject, keys = f"{where}: {title}'s {name}", [spec.dotted_key(name)]
     if not keys[0]:
         takes = 0 if name in spec.off else spec.takes
-        if takes == 0 and values:
-            raise BadInput(f"{subject} takes no value, got {' '.join(values)!r}")
+        refuse_if(takes == 0 and values, f"{subject} takes no value, got {' '.join(values)!r}")
         if isinstance(takes, int) and len(values) != takes:
             wanted = "one value" if takes == 1 else f"{takes} values"
             raise BadInput(f"{subject} takes {wanted}, got {len(values)}")
-        if takes == "+" and not values:
-            raise BadInput(f"{subject} takes at least one value")
+        refuse_if(takes == "+" and not values, f"{subject} takes at least one value")
 
     def new_name(old: str, kind: Literal["value", "key"]) -> str:
         rows = retired_names(engine, kind)

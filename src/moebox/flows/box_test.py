@@ -8,13 +8,14 @@ from pathlib import Path
 from moebox.core import registry
 from moebox.core.box import Box
 from moebox.core.recipe import Parallel
-from moebox.detect import health, host, nvml
+from moebox.detect import health, nvml
 from moebox.detect.bandwidth import measure_bandwidth
 from moebox.detect.conditions import ConditionsWatch
 from moebox.doctor import measured
 from moebox.doctor.box import HostCheck
 from moebox.doctor.rank_program import REDUCE_BYTES
 from moebox.doctor.ranks import PROGRAM, RankRun, find_torch_python, run_ranks
+from moebox.hub.client import hub_cache
 from moebox.planner.speed.constants import find_efficiency
 from moebox.planner.speed.links import make_fabric
 from moebox.units import format_gb, format_seconds
@@ -45,7 +46,7 @@ def run_box_tests(box: Box, *, on_step: Callable[[str], None] = lambda text: Non
     ram_rate, threads = measure_bandwidth()
     yield measured.rate_check("ram", ram_rate, box.ram_bandwidth, "ram", note=f" read by {threads} threads")
     on_step("disk")
-    rate, where = health.measure_disk(host.models_dir())
+    rate, where = health.measure_disk(hub_cache())
     if rate:
         note = f" ({where}): {format_gb(CHECKPOINT)} in {format_seconds(CHECKPOINT / rate)}"
         yield measured.rate_check("disk speed", rate, measured.expectation("disk").rate, "disk", note=note)

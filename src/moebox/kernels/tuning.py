@@ -16,7 +16,7 @@ import moebox
 from moebox import codec
 from moebox.core.kernel import Arch, find_arch
 from moebox.environment import chosen_environment
-from moebox.errors import BadInput, ExternalError
+from moebox.errors import ExternalError, refuse_if
 from moebox.files import scratch_folder
 from moebox.kernels.probe.protocol import TuneAnswer, TunedRow, TuneRequest
 from moebox.kernels.probe.space import KIMI, RankShape
@@ -62,8 +62,7 @@ def tune_kernels(request: KernelRequest, here: Arch, *, limit: Arch) -> TuningRe
             raise ExternalError(f"the tuner did not finish in {TUNING_SECONDS * 1.5:.0f} s") from None
         if done.returncode:
             raise ExternalError("the tuner failed; its output is above", hint="`--debug` shows more")
-        if not answer.exists():
-            raise BadInput(f"--only {request.only}: no case that can be tuned has that in its name")
+        refuse_if(not answer.exists(), f"--only {request.only}: no case that can be tuned has that in its name")
         timed = msgspec.convert(json.loads(answer.read_text()), TuneAnswer)  # msgspec's own reader knows no Infinity
     rows = [prefer_baseline(row) for row in timed.rows]
     return TuningResult(engine=request.engine, triton=timed.triton, rows=rows, shape=timing_request.shape)

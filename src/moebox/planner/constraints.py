@@ -120,8 +120,7 @@ class Constraints(CommonConstraints):
             raise BadInput(f"{flag} {self.parallel_sizes[flag]}: {problem.reason}", hint="leave it out")
         if self.speculate not in (None, "none", *engine.draft_methods):
             raise BadInput(f"--speculate {self.speculate}: {engine.title} has no such draft", hint="--speculate none")
-        if self.hybrid_flag and engine.is_gpu_only:
-            raise BadInput(f"{self.hybrid_flag} is for {hybrid}, not {self.engine}")
+        refuse_if(self.hybrid_flag and engine.is_gpu_only, f"{self.hybrid_flag} is for {hybrid}, not {self.engine}")
         if self.image and self.image not in ("stock", *engine.presets):
             makers = _join_names(engines_with_preset(self.image))
             raise BadInput(f"--image {self.image} is an image of {makers}, not {self.engine}")

@@ -22,7 +22,7 @@ from moebox.core.catalogue import load_table
 from moebox.core.engine_source import EngineSource, same_version
 from moebox.engines.engine import load_engine
 from moebox.environment import chosen_environment
-from moebox.errors import BadInput, ExternalError, NotInstalled, Unsupported
+from moebox.errors import BadInput, ExternalError, NotInstalled, Unsupported, refuse_if
 from moebox.redact import hide_known_keys, hide_secrets
 from moebox.serve import installs, preflight
 from moebox.serve.installs import CONTAINER_TOOLS, InstalledEngine
@@ -115,8 +115,7 @@ class Installer:
         """Make an environment and install the package with uv, or with pip if there is no uv."""
         source, python = self.source, str(self.part / "bin" / "python")
         package = registry.engine_traits(source.engine).package
-        if not package:
-            raise BadInput(f"{source.engine} is not a Python package", hint=f"build it: {source.engine}@COMMIT DIR")
+        refuse_if(not package, f"{source.engine} is not a Python package", hint=f"build it: {source.engine}@COMMIT DIR")
         options, env = pip_environment()
         words = [*options, f"{package}=={source.version}"]
         uv = shutil.which("uv")
@@ -146,8 +145,7 @@ class Installer:
         source, checkout = self.source, self.part / "source"
         earlier = [each.source for each in installs.list_installs() if each.engine == source.engine and each.source]
         tree = tree or (earlier[-1] if earlier else "")
-        if not tree:
-            raise BadInput(f"{source}: which source tree?", hint=f"moebox engines install {source} DIR")
+        refuse_if(not tree, f"{source}: which source tree?", hint=f"moebox engines install {source} DIR")
         commit, version = "", source.version
         if "://" in tree or tree.endswith(".git") or (Path(tree) / ".git").exists():
             where = tree if "://" in tree else str(Path(tree).resolve())

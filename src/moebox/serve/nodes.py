@@ -101,8 +101,7 @@ def nodes_over_ssh(hosts: tuple[NodeAddress, ...], count: int, *, python: str) -
 
 def first_nodes(hosts: tuple[NodeAddress, ...], count: int, *, python: str) -> Nodes:
     """The first `count` of these hosts. Raise BadInput if there are fewer."""
-    if len(hosts) < count:
-        raise BadInput(f"the recipe spans {count} nodes and the hosts file lists {len(hosts)}")
+    refuse_if(len(hosts) < count, f"the recipe spans {count} nodes and the hosts file lists {len(hosts)}")
     return Nodes(nodes=hosts[:count], python=python)
 
 
@@ -186,10 +185,8 @@ def prepare_nodes(deployment: Deployment, run: Run, selection: NodeSelection, no
 def measure_network(box: Box, hosts: Path, *, python: str) -> Box:
     """The box with as many nodes as the file lists, and the network between them as measured over ssh."""
     listed = read_hosts(hosts)
-    if len(listed) < 2:
-        raise BadInput(f"{hosts}: lists one node; at least two are needed to measure the network")
-    if box.nodes not in (1, len(listed)):
-        raise BadInput(f"{hosts}: lists {len(listed)} nodes, and {box.name} has {box.nodes}")
+    refuse_if(len(listed) < 2, f"{hosts}: lists one node; at least two are needed to measure the network")
+    refuse_if(box.nodes not in (1, len(listed)), f"{hosts}: lists {len(listed)} nodes, and {box.name} has {box.nodes}")
     nodes = nodes_over_ssh(listed, len(listed), python=python)
     config = ConductorConfig(
         mark=instance_mark("survey"),
@@ -285,8 +282,7 @@ def _check_spanning(deployment: Deployment, nodes: Nodes) -> None:
             f"over several nodes the engine runs natively, not in {recipe.runtime.kind}",
             hint='runtime.kind = "native", or `moebox render --as k8s`',
         )
-    if not recipe.listen.port:
-        raise BadInput("listen.port: an engine on other nodes needs a fixed port", hint="e.g. 8000")
+    refuse_if(not recipe.listen.port, "listen.port: an engine on other nodes needs a fixed port", hint="e.g. 8000")
     engines.check_recipe(deployment)
     engines.require_weights_file(deployment)
     if deployment.engine.worker_programs and any(map(_is_v6, nodes.addresses)):

@@ -1,13 +1,11 @@
 """Start an engine on its port, or on a free one if another process has taken it."""
 
 import contextlib
-import os
-import re
-from pathlib import Path
 
 from moebox.core import registry
 from moebox.core.deployment import Deployment
 from moebox.core.recipe import Recipe
+from moebox.detect.conditions import listening_sockets, open_files
 from moebox.errors import ExternalError, MoeboxError
 from moebox.serve import preflight, state
 from moebox.serve.session import PATIENCE_S, EngineSession, launch_engine, prepare_launch
@@ -15,7 +13,6 @@ from moebox.serve.watch import Notify
 from moebox.store import Run
 
 PORT_TRIES = 3  # another process may take a port between our check and the engine's start
-LISTEN = "0A"  # state of a listening socket in /proc/net/tcp
 
 
 def start_on_free_port(
@@ -68,19 +65,7 @@ def recipe_port_is_free(recipe: Recipe, holder: str) -> bool:
 
 def engine_listens_on(port: int, name: str) -> bool:
     """Whether a process of the engine `name` listens on `port`; True if the kernel does not show it."""
-    listening: set[str] = set()  # inodes of the sockets that listen on the port
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with contextlib.suppress(OSError):
-            for line in Path(table).read_text().splitlines()[1:]:
-                fields = line.split()
-                if fields[3] == LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
-                    listening.add(fields[9])
-    own: set[str] = set()  # inodes of the engine's sockets
-    for pid in state.marked_processes().get(name, ()):
-        with contextlib.suppress(OSError):
-            for entry in os.scandir(f"/proc/{pid}/fd"):
-                with contextlib.suppress(OSError):
-                    match = re.fullmatch(r"socket:\[(\d+)\]", os.readlink(entry.path))
-                    if match:
-                        own.add(match[1])
+    listening = listening_sockets(port)
+    files = [file for pid in state.marked_processes().get(name, ()) for file in open_files(pid)]
+    own = {file for file in files if file.startswith("socket:")}
     return not listening or not own or bool(listening & own)

@@ -28,7 +28,7 @@ from moebox.engines.engine import load_engine
 from moebox.engines.flags import newest_version
 from moebox.engines.refusals import PATCHABLE_SYMPTOMS
 from moebox.environment import chosen_environment
-from moebox.errors import AnswerIsNo, BadInput, ExternalError, NotInstalled
+from moebox.errors import AnswerIsNo, BadInput, ExternalError, NotInstalled, refuse_if
 from moebox.hub.client import find_snapshot, parse_repo_name
 from moebox.loose import get_object, get_path
 from moebox.serve import kv_store
@@ -157,8 +157,7 @@ def check_engine(deployment: Deployment, argv: tuple[str, ...]) -> None:
     """Raise if the engine is not installed."""
     recipe, traits = deployment.recipe, deployment.engine
     if recipe.runtime.kind == "embedded":
-        if not traits.embedded:
-            raise BadInput(f"{traits.title} does not run embedded")
+        refuse_if(not traits.embedded, f"{traits.title} does not run embedded")
         if find_spec("xllamacpp") is None:
             raise NotInstalled("the embedded engine is not installed", hint="pip install 'moebox[embedded]'")
     elif shutil.which(argv[0]) is None:

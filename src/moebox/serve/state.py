@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from moebox import codec, files
-from moebox.errors import BadInput, ExternalError, suggest_names
+from moebox.errors import BadInput, ExternalError, refuse_if, suggest_names
 from moebox.serve.guard import MARK, GuardState
 
 if TYPE_CHECKING:
@@ -160,8 +160,7 @@ def find_instance(name: str | None) -> Instance:
         ids = ", ".join(instance.id for instance in found)
         if name is not None:
             raise BadInput(f"{len(found)} engines are called {name!r}", hint=ids)
-        if live:
-            raise BadInput(f"{len(live)} engines are running: name one", hint=ids)
+        refuse_if(live, f"{len(live)} engines are running: name one", hint=ids)
         hint = "`moebox up RECIPE` starts one; `moebox ps` lists those that ended"
         raise ExternalError(f"nothing is running: {len(known)} engines have ended", hint=hint)
     return found[0]
