@@ -159,8 +159,8 @@ def shard_files(folder: Path) -> list[Path]:
     there = sorted(folder.glob("*.safetensors"))
     names = sorted(set(index.weight_map.values())) if index else []
     for name in names:
-        if "/" in name or name in ("", "..", "."):
-            raise BadInput(f"{folder}: shard name {name!r} of the index points outside the folder")
+        text = f"{folder}: shard name {name!r} of the index points outside the folder"
+        refuse_if("/" in name or name in ("", "..", "."), text)
     if index is None or not there:
         return there
     missing = [name for name in names if not is_nonempty_file(folder / name)]
@@ -194,11 +194,8 @@ def check_agreement(folder: Path, model: Model, sizes: ShardSizes) -> None:
         heads = width / (kind.v if isinstance(kind, Mla) else kind.value_dim)
     if heads != model.attention.heads:
         found.append(f"{model.attention.heads} attention heads, the weights hold {heads:g}")
-    if found:
-        raise BadInput(
-            f"{folder}: config.json has {'; '.join(found)}",
-            hint="config.json and the .safetensors files must come from one repository",
-        )
+    text = f"{folder}: config.json has {'; '.join(found)}"
+    refuse_if(found, text, hint="config.json and the .safetensors files must come from one repository")
 
 
 def is_nonempty_file(path: Path) -> bool:

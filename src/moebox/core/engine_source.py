@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from moebox.core import registry
-from moebox.errors import BadInput, UnknownName
+from moebox.errors import BadInput, UnknownName, refuse_if
 
 SourceKind = Literal["package", "build", "image"]
 VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*")
@@ -42,9 +42,9 @@ def parse_source(text: str, *, image: str = "") -> EngineSource:
 
 def parse_image(name: str) -> EngineSource:
     """Find the engine and version of an image by the names that engines publish theirs under."""
-    if not IMAGE.fullmatch(name) or not ("/" in name or ":" in name):
-        hint = "write it like vllm==0.32.0, llama.cpp@b11669 or vllm/vllm-openai:v0.32.0"
-        raise BadInput(f"{name!r} is not an engine version", hint=hint)
+    hint = "write it like vllm==0.32.0, llama.cpp@b11669 or vllm/vllm-openai:v0.32.0"
+    text = f"{name!r} is not an engine version"
+    refuse_if(not IMAGE.fullmatch(name) or not ("/" in name or ":" in name), text, hint=hint)
     repository, _, tag = name.partition("@")[0].partition(":")
     for traits in registry.all_traits():
         own, _, pattern = traits.image.partition(":")

@@ -158,53 +158,53 @@ def _check_host(recipe: Recipe) -> None:
     except ValueError:
         pass
     labels = host.removesuffix(".").split(".")
-    if len(host) > 253 or not all(map(LABEL.fullmatch, labels)):
-        hint = "e.g. 127.0.0.1, 0.0.0.0 or ::1"
-        raise BadInput(f"listen.host: {host!r} is not a valid address or host name", hint=hint)
-    if recipe.runtime.kind in ("docker", "podman") and host != "localhost":
-        raise BadInput(f"listen.host: a container's port is published on an address, not on {host!r}")
+    hint = "e.g. 127.0.0.1, 0.0.0.0 or ::1"
+    text = f"listen.host: {host!r} is not a valid address or host name"
+    refuse_if(len(host) > 253 or not all(map(LABEL.fullmatch, labels)), text, hint=hint)
+    text = f"listen.host: a container's port is published on an address, not on {host!r}"
+    refuse_if(recipe.runtime.kind in ("docker", "podman") and host != "localhost", text)
 
 
 def _check_runtime(runtime: Runtime) -> None:
     parse_entry(runtime.entry)
     _check_setup(runtime.setup)
-    if runtime.image and (len(runtime.image) > 512 or not IMAGE.fullmatch(runtime.image)):
-        hint = 'e.g. "vllm/vllm-openai:v0.32.0"'
-        raise BadInput(f"runtime.image: {runtime.image!r} is not a valid image name", hint=hint)
+    hint = 'e.g. "vllm/vllm-openai:v0.32.0"'
+    text = f"runtime.image: {runtime.image!r} is not a valid image name"
+    refuse_if(runtime.image and (len(runtime.image) > 512 or not IMAGE.fullmatch(runtime.image)), text, hint=hint)
     if runtime.models_dir:
         _check_host_path("runtime.models_dir", runtime.models_dir)
     for source, target in runtime.mounts.items():
         _check_host_path("runtime.mounts", source)
         folder, _, mode = target.partition(":")
-        if not folder.startswith("/") or folder == "/":
-            hint = 'e.g. "/models:ro"'
-            raise BadInput(f"runtime.mounts: {target!r} is not a valid path in the container", hint=hint)
+        hint = 'e.g. "/models:ro"'
+        text = f"runtime.mounts: {target!r} is not a valid path in the container"
+        refuse_if(not folder.startswith("/") or folder == "/", text, hint=hint)
         _refuse_colon_and_parent("runtime.mounts", folder)
-        if mode and not MODES.fullmatch(mode):
-            raise BadInput(f"runtime.mounts: {mode!r} is not a valid mode of a mount", hint="ro or rw")
+        text = f"runtime.mounts: {mode!r} is not a valid mode of a mount"
+        refuse_if(mode and not MODES.fullmatch(mode), text, hint="ro or rw")
     parse_options(runtime.options)
 
 
 def _check_host_path(path: str, text: str) -> None:
     """Raise BadInput unless `text` is a folder of this machine that a container may see, or a volume's name."""
     if not text.startswith(("/", "~/")):
-        if not VOLUME.fullmatch(text):
-            raise BadInput(f"{path}: {text!r} is not a valid folder", hint="begin with / or ~/, or name a volume")
+        hint = "begin with / or ~/, or name a volume"
+        refuse_if(not VOLUME.fullmatch(text), f"{path}: {text!r} is not a valid folder", hint=hint)
         return
     _refuse_colon_and_parent(path, text)
     folder = PurePosixPath(text)
     if any(map(folder.is_relative_to, SYSTEM_FOLDERS)) and not str(folder).startswith("/dev/shm"):  # noqa: S108
         raise BadInput(f"{path}: {text} is a system folder, which a container must not see", hint=MOUNT_HINT)
     is_home = len(folder.parts) == 3 and folder.parts[1] == "home"
-    if is_home or str(folder) in HOME_ROOTS or not PRIVATE_NAMES.isdisjoint(folder.parts):
-        raise BadInput(f"{path}: {text} contains more than weights", hint=MOUNT_HINT)
+    private = is_home or str(folder) in HOME_ROOTS or not PRIVATE_NAMES.isdisjoint(folder.parts)
+    refuse_if(private, f"{path}: {text} contains more than weights", hint=MOUNT_HINT)
     refuse_if(str(folder).endswith(".sock"), f"{path}: {text} is a socket, not a folder of weights", hint=MOUNT_HINT)
 
 
 def _refuse_colon_and_parent(path: str, text: str) -> None:
     """Docker splits a mount at its colons, and `..` leads to another folder than the one that was checked."""
-    if ":" in text or ".." in PurePosixPath(text).parts:
-        raise BadInput(f"{path}: {text!r} contains a colon or ..", hint=MOUNT_HINT)
+    split = ":" in text or ".." in PurePosixPath(text).parts
+    refuse_if(split, f"{path}: {text!r} contains a colon or ..", hint=MOUNT_HINT)
 
 
 def parse_options(words: tuple[str, ...]) -> list[tuple[str, str]]:
@@ -219,8 +219,8 @@ def parse_options(words: tuple[str, ...]) -> list[tuple[str, str]]:
             raise BadInput(f"runtime.options: {name!r} is not allowed in a recipe", hint=hint)
         if OPTIONS[name] and not joined:
             value = rest.pop(0) if rest else ""
-        if not re.fullmatch(OPTIONS[name], value):
-            raise BadInput(f"runtime.options: {name} {value!r} is not allowed in a recipe", hint=RENDER_HINT)
+        text = f"runtime.options: {name} {value!r} is not allowed in a recipe"
+        refuse_if(not re.fullmatch(OPTIONS[name], value), text, hint=RENDER_HINT)
         found.append((name, value))
     return found
 
@@ -259,8 +259,8 @@ def _check_setup(text: str) -> None:
             commands[-1].append(word)
     for words in commands:
         pip = words[:3] in (["python", "-m", "pip"], ["python3", "-m", "pip"])
-        if not pip and (not words or words[0] not in INSTALLERS):
-            raise BadInput(f"runtime.setup: {' '.join(words)!r} is not an installer", hint=SETUP_HINT)
+        text = f"runtime.setup: {' '.join(words)!r} is not an installer"
+        refuse_if(not pip and (not words or words[0] not in INSTALLERS), text, hint=SETUP_HINT)
 
 
 def _split_words(path: str, text: str) -> tuple[str, ...]:

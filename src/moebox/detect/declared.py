@@ -87,13 +87,11 @@ def is_box_file(text: str) -> bool:
 def _complete_box(box: Box, where: str, ram: str, ram_bandwidth: str) -> Box:
     """Set the memory that the user gave. Raise BadInput for a combination that no machine has."""
     vendors = Counter(gpu.vendor for gpu in box.gpus)
-    if len(vendors) > 1:
-        kinds = Counter(gpu.name for gpu in box.gpus)
-        numbers = " and ".join(f"{number} of {name}" for name, number in vendors.items())
-        raise BadInput(
-            f"box {box.name!r} has GPUs of two vendors, {numbers}: an engine is built for one of them",
-            hint="plan for each by itself: " + " or ".join(f"--box {number}x-{name}" for name, number in kinds.items()),
-        )
+    kinds = Counter(gpu.name for gpu in box.gpus)
+    numbers = " and ".join(f"{number} of {name}" for name, number in vendors.items())
+    text = f"box {box.name!r} has GPUs of two vendors, {numbers}: an engine is built for one of them"
+    hint = "plan for each by itself: " + " or ".join(f"--box {number}x-{name}" for name, number in kinds.items())
+    refuse_if(len(vendors) > 1, text, hint=hint)
     box = with_ram(box, ram=ram, ram_bandwidth=ram_bandwidth)
     cpu, rate = box.cpu, box.ram_bandwidth
     most = cpu.channels * CHANNEL_RATE or MAX_BANDWIDTH
@@ -162,9 +160,8 @@ def box_from_name(text: str) -> Box:
         network = parse_rate(rate)
     except ValueError as problem:
         raise BadInput(f"box {text!r}: {problem}") from None
-    if not 10**7 <= network <= MAX_NETWORK:
-        hint = "bytes per GPU: 400 Gb/s is 50GB/s"
-        raise BadInput(f"box {text!r}: {rate} between nodes is out of range", hint=hint)
+    hint = "bytes per GPU: 400 Gb/s is 50GB/s"
+    refuse_if(not 10**7 <= network <= MAX_NETWORK, f"box {text!r}: {rate} between nodes is out of range", hint=hint)
     return replace(box, network=network)
 
 

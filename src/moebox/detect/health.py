@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from moebox.detect.host import nearest_existing, run_program
+from moebox.detect.nvml import query
 
 BLOCK = 8 * 2**20  # bytes of one read, as the engines' loaders use
 DISK_BYTES = 512 * 2**20  # read in all; a quarter of a second at 2 GB/s
@@ -30,18 +31,11 @@ def memory_errors(nvml: Any) -> Iterator[tuple[int, int, str]]:
     """Yield the number of each GPU, its uncorrected errors since boot, and the state of rows that were replaced."""
     for index in range(nvml.nvmlDeviceGetCount()):
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        try:
-            count = nvml.nvmlDeviceGetTotalEccErrors(
-                handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
-            )
-        except nvml.NVMLError:  # GeForce boards have no ECC, others may have it switched off
-            yield index, -1, ""
-            continue
-        state = ""
-        with contextlib.suppress(nvml.NVMLError):
-            _, _, pending, failure = nvml.nvmlDeviceGetRemappedRows(handle)
-            state = "row replacement failed" if failure else "row replacement pending" if pending else ""
-        yield index, int(count), state
+        kinds = (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
+        # GeForce boards have no ECC, others may have it switched off.
+        count = query(nvml, -1, "nvmlDeviceGetTotalEccErrors", handle, *kinds)
+        _, _, pending, failure = query(nvml, (0, 0, 0, 0), "nvmlDeviceGetRemappedRows", handle)
+        yield index, int(count), "row replacement failed" if failure else "row replacement pending" if pending else ""
 
 
 def measure_disk(folder: Path) -> tuple[float, str]:

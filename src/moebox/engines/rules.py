@@ -55,16 +55,14 @@ def _check_ranges(recipe: Recipe, engine: Traits) -> None:
 def _check_runtime(recipe: Recipe, engine: Traits) -> None:
     """Check how it is started: natively, embedded or in a container."""
     runtime, inside, every = recipe.runtime, runs_in_container(recipe), registry.all_traits()
-    if runtime.kind == "embedded" and not engine.embedded:
-        titles = ", ".join(other.title for other in every if other.embedded)
-        raise BadInput(f"runtime.kind: only {titles} runs embedded, not {engine.title}")
+    titles = ", ".join(other.title for other in every if other.embedded)
+    text = f"runtime.kind: only {titles} runs embedded, not {engine.title}"
+    refuse_if(runtime.kind == "embedded" and not engine.embedded, text)
     if runtime.preset:
         presets.load_preset(runtime.preset)
-        if runtime.preset not in engine.presets or not inside:
-            titles = ", ".join(other.title for other in every if runtime.preset in other.presets)
-            raise BadInput(
-                f"runtime.preset: {runtime.preset!r} is an image of {titles}", hint='runtime.kind = "docker"'
-            )
+        titles = ", ".join(other.title for other in every if runtime.preset in other.presets)
+        text = f"runtime.preset: {runtime.preset!r} is an image of {titles}"
+        refuse_if(runtime.preset not in engine.presets or not inside, text, hint='runtime.kind = "docker"')
     known = runtime.image or runtime.preset or engine.image
     text = f"runtime.kind: no image of {engine.title} is known"
     refuse_if(inside and not known, text, hint="name one in runtime.image")
@@ -125,9 +123,8 @@ def require_weights_file(deployment: Deployment) -> None:
     found = deployment.known_checkpoint
     if found is None or found.format != "gguf" or found.path or found.file:
         return
-    if not found.repo:
-        text = f"{found.name} of {deployment.model.title}: no repository is known that holds it"
-        raise BadInput(text, hint="checkpoint = the path of a .gguf file that you have")
+    text = f"{found.name} of {deployment.model.title}: no repository is known that holds it"
+    refuse_if(not found.repo, text, hint="checkpoint = the path of a .gguf file that you have")
     text = f"{found.name} of {deployment.model.title}: which file of {found.repo} holds it is not known"
     hint = f"`moebox plan {found.repo}` reads the names on the Hub; or download it and give its path as checkpoint"
     raise BadInput(text, hint=hint)

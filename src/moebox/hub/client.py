@@ -130,20 +130,19 @@ def check_remote_name(repo: str, file: HubFile) -> None:
 
 def search_repositories(words: str, limit: int) -> list[tuple[str, int, tuple[str, ...]]]:
     """Search the Hub for models: repository, downloads of a month, and tags; the most downloaded first."""
-    from huggingface_hub import HfApi
-
-    with report_hub_errors(f"search for {words!r}"):
-        found = HfApi(endpoint=hub_endpoint()).list_models(search=words, sort="downloads", limit=limit)
-        return [(str(each.id), int(each.downloads or 0), tuple(map(str, each.tags or ()))) for each in found]
+    return _list_models(f"search for {words!r}", limit, search=words)
 
 
 def list_quantized(repo: str, limit: int = 100) -> list[tuple[str, int, tuple[str, ...]]]:
     """List the repositories that the Hub knows as quantised from `repo`, the most downloaded first."""
+    return _list_models(repo, limit, filter=f"base_model:quantized:{repo}")
+
+
+def _list_models(what: str, limit: int, **wanted: str) -> list[tuple[str, int, tuple[str, ...]]]:
     from huggingface_hub import HfApi
 
-    with report_hub_errors(repo):
-        api = HfApi(endpoint=hub_endpoint())
-        found = api.list_models(filter=f"base_model:quantized:{repo}", sort="downloads", limit=limit)
+    with report_hub_errors(what):
+        found = HfApi(endpoint=hub_endpoint()).list_models(sort="downloads", limit=limit, **wanted)
         return [(str(each.id), int(each.downloads or 0), tuple(map(str, each.tags or ()))) for each in found]
 
 

@@ -73,9 +73,8 @@ def select_files(listing: HubListing, *, gguf: str = "", with_code: bool = False
         missing = sorted(named - shards)
         refuse_if(missing, f"{listing.repo}: the index names {missing[:1]}, which the repository does not have")
         shards = named
-    if not shards:
-        hint = "name one as ORG/REPO:QUANT if it holds GGUF files"
-        raise BadInput(f"{listing.repo}: has no .safetensors files", hint=hint)
+    hint = "name one as ORG/REPO:QUANT if it holds GGUF files"
+    refuse_if(not shards, f"{listing.repo}: has no .safetensors files", hint=hint)
     suffixes = (*TEXT_SUFFIXES, ".py") if with_code else TEXT_SUFFIXES
     return tuple(
         file

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from moebox.core.kernel import find_arch
-from moebox.errors import BadInput, UnknownName
+from moebox.errors import UnknownName, refuse_if
 
 MAX_JSON_BYTES = 4 * 2**20  # of a kernel's description; larger files are something else
 
@@ -32,17 +32,13 @@ class CachedKernel:
 
 def read_cache(folder: Path, *, arch_name: str = "") -> tuple[CachedKernel, ...]:
     """Return every kernel in a cache, largest first, judged for `arch_name` or else for its own architecture."""
-    if not folder.is_dir():
-        raise BadInput(
-            f"{folder}: no such folder", hint="Triton's cache is ~/.triton/cache unless TRITON_CACHE_DIR is set"
-        )
+    text = f"{folder}: no such folder"
+    refuse_if(not folder.is_dir(), text, hint="Triton's cache is ~/.triton/cache unless TRITON_CACHE_DIR is set")
     paths = [path for path in folder.rglob("*.json") if not path.name.startswith("__grp__")]
     found = [kernel for path in paths if (kernel := _parse_kernel(path, arch_name)) is not None]
-    if not found:
-        raise BadInput(
-            f"{folder}: holds no kernel that Triton compiled for a GPU moebox knows",
-            hint="the crashed server's cache is ~/.triton/cache of its user, in a container that of the container",
-        )
+    text = f"{folder}: holds no kernel that Triton compiled for a GPU moebox knows"
+    hint = "the crashed server's cache is ~/.triton/cache of its user, in a container that of the container"
+    refuse_if(not found, text, hint=hint)
     return tuple(sorted(found, key=lambda kernel: (-kernel.shared_bytes, kernel.kernel, kernel.folder)))
 
 

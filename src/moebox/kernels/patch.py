@@ -150,11 +150,9 @@ def apply_patch(patch: FilePatch, *, force: bool = False) -> Path:
         if not mode & stat.S_IWUSR:
             raise ExternalError(f"{path}: is read-only", hint=f"chmod u+w {path}, if it may be changed")
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        if not force and digest not in catalogue.load_table("kernel_files")["sha256"]:
-            raise BadInput(
-                f"{path}: is not a file of a release moebox knows; it may have been edited",
-                hint="look at the diff, then add --yes to patch it anyway",
-            )
+        text = f"{path}: is not a file of a release moebox knows; it may have been edited"
+        hint = "look at the diff, then add --yes to patch it anyway"
+        refuse_if(not force and digest not in catalogue.load_table("kernel_files")["sha256"], text, hint=hint)
         write_atomic(backup, patch.before.encode(), mode=mode)
         write_atomic(path, patch.after.encode(), mode=mode)
     return backup

@@ -16,7 +16,7 @@ from moebox.core.recipe import Climb, EngineName, Flag, Hybrid, Parallel, Recipe
 from moebox.core.traits import Traits
 from moebox.engines.engine import load_engine
 from moebox.engines.flags import flag_catalogue
-from moebox.errors import BadInput
+from moebox.errors import refuse_if
 from moebox.planner import placement
 from moebox.planner.constraints import (
     HYBRID_FLAGS,
@@ -276,13 +276,12 @@ def draft_kind(name: str) -> str:
 def make_draft(model: Model, method: str, preset: str = "") -> Speculate:
     """Return the draft settings of a recipe. Raise BadInput if the model has no draft of that kind."""
     if method not in DRAFT_LENGTHS:  # needs no draft model; engines have more methods than moebox knows
-        if method == "mtp" and not model.mtp_layers:
-            raise BadInput(f"{model.title} has no prediction layer (MTP) to draft with", hint="--speculate none")
+        text = f"{model.title} has no prediction layer (MTP) to draft with"
+        refuse_if(method == "mtp" and not model.mtp_layers, text, hint="--speculate none")
         return Speculate(method=method, tokens=1)
     names = [name for name in model.drafts if draft_kind(name) == method]
-    if not names:
-        own = "--speculate mtp: the model has its own" if model.mtp_layers else "--speculate none"
-        raise BadInput(f"no {DRAFT_TITLES.get(method, method)} draft of {model.title} is known", hint=own)
+    own = "--speculate mtp: the model has its own" if model.mtp_layers else "--speculate none"
+    refuse_if(not names, f"no {DRAFT_TITLES.get(method, method)} draft of {model.title} is known", hint=own)
     latent = preset == "community"  # drafts with latent attention are for the patched image
     name = min(names, key=lambda name: ("mla" in name) != latent).split(" ")[0]
     inside = "/" not in name  # the draft is part of the model's own checkpoint

@@ -110,16 +110,16 @@ class Constraints(CommonConstraints):
         if not self.engine:
             return
         engine, hybrid = registry.engine_traits(self.engine), _join_names(hybrid_engines())
-        if self.gpu_only_flag and engine.offloads_experts and not engine.can_shard(self.gpu_only_flag[2:]):
-            gpu_only = _join_names(gpu_only_engines())
-            raise BadInput(f"{self.gpu_only_flag} is for {gpu_only}, --engine {self.engine} for {hybrid}")
+        gpu_only = _join_names(gpu_only_engines())
+        text = f"{self.gpu_only_flag} is for {gpu_only}, --engine {self.engine} for {hybrid}"
+        refuse_if(self.gpu_only_flag and engine.offloads_experts and not engine.can_shard(self.gpu_only_flag[2:]), text)
         ep = (self.ep or 1) > 1
         wanted = Parallel(tp=self.tp or 1, pp=self.pp or 1, dp=self.dp or 1, dcp=self.dcp or 1, ep=ep)
         if problem := unsupported_layout(engine, wanted):
             flag = f"--{problem.setting}"
             raise BadInput(f"{flag} {self.parallel_sizes[flag]}: {problem.reason}", hint="leave it out")
-        if self.speculate not in (None, "none", *engine.draft_methods):
-            raise BadInput(f"--speculate {self.speculate}: {engine.title} has no such draft", hint="--speculate none")
+        text = f"--speculate {self.speculate}: {engine.title} has no such draft"
+        refuse_if(self.speculate not in (None, "none", *engine.draft_methods), text, hint="--speculate none")
         refuse_if(self.hybrid_flag and engine.is_gpu_only, f"{self.hybrid_flag} is for {hybrid}, not {self.engine}")
         if self.image and self.image not in ("stock", *engine.presets):
             makers = _join_names(engines_with_preset(self.image))
@@ -130,8 +130,8 @@ class Constraints(CommonConstraints):
                 others = _join_names(engines_with_hybrid(field))
                 hint = "llama.cpp always absorbs latent attention" if field == "mla" else None
                 raise BadInput(f"{flag} is for {others}, not {self.engine}", hint=hint)
-        if self.kv and self.kv not in engine.kv:
-            raise BadInput(f"{self.engine} has no {self.kv} cache", hint=f"it has {', '.join(engine.kv[1:])}")
+        text = f"{self.engine} has no {self.kv} cache"
+        refuse_if(self.kv and self.kv not in engine.kv, text, hint=f"it has {', '.join(engine.kv[1:])}")
 
 
 def split_constraints(settings: Sequence[str], given: Constraints) -> tuple[Constraints, list[str]]:

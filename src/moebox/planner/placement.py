@@ -13,7 +13,7 @@ from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Hybrid, Parallel, Recipe
 from moebox.engines.ggml import memory as ggml
 from moebox.engines.llama_cpp.memory import layer_devices, layer_room
-from moebox.errors import BadInput
+from moebox.errors import refuse_if
 from moebox.sizing.constants import memory_constant_bytes
 
 
@@ -42,10 +42,10 @@ def expert_counts_that_fit(box: Box, model: Model, checkpoint: Checkpoint, recip
 
 def with_expert_layers(box: Box, model: Model, recipe: Recipe, counts: tuple[int, ...]) -> Recipe:
     """Return `recipe` with that many expert layers on each GPU."""
-    if len(counts) > len(box.gpus) and any(counts):
-        raise BadInput(f"expert layers are given for {len(counts)} GPUs; {box.name} has {len(box.gpus)}")
-    if sum(counts) > model.moe_layers:
-        raise BadInput(f"{sum(counts)} expert layers are given; {model.name} has {model.moe_layers}")
+    text = f"expert layers are given for {len(counts)} GPUs; {box.name} has {len(box.gpus)}"
+    refuse_if(len(counts) > len(box.gpus) and any(counts), text)
+    text = f"{sum(counts)} expert layers are given; {model.name} has {model.moe_layers}"
+    refuse_if(sum(counts) > model.moe_layers, text)
     placed: list[tuple[int, ...]] = []
     if any(counts):
         owned = ggml.owned_layers(model, list(box.gpus))

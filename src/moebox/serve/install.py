@@ -161,9 +161,8 @@ class Installer:
             find = ["git", "-C", str(checkout), "rev-parse", "--verify", "--quiet", "--end-of-options"]
             names = (f"{source.version}^{{commit}}", f"origin/{source.version}^{{commit}}")
             commit = next(filter(None, (preflight.command_output([*find, name]) for name in names)), "")
-            if not commit:
-                text = f"{source}: {hide_secrets(tree)} has no commit, tag or branch {source.version}"
-                raise BadInput(text, hint="`git fetch --tags` there gets newer ones, `git tag` lists them")
+            text = f"{source}: {hide_secrets(tree)} has no commit, tag or branch {source.version}"
+            refuse_if(not commit, text, hint="`git fetch --tags` there gets newer ones, `git tag` lists them")
             self.run("git", "-C", str(checkout), "checkout", "--quiet", "--detach", commit)
         elif Path(tree).is_dir():
             checkout = Path(tree).resolve()

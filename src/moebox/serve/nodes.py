@@ -17,7 +17,7 @@ from moebox import codec, engines
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
 from moebox.core.endpoint import endpoint_from_url
-from moebox.errors import BadInput, ExternalError, Unsupported, refuse_if
+from moebox.errors import ExternalError, Unsupported, refuse_if
 from moebox.serve.agent import MASTER
 from moebox.serve.conduct import ConductorConfig, RankCommand, agent_source
 from moebox.serve.guard import STOP_SIGNALS
@@ -82,9 +82,9 @@ def read_hosts(path: Path) -> tuple[NodeAddress, ...]:
     for number, line in enumerate(codec.read_text(path).splitlines(), 1):
         words = line.partition("#")[0].split()
         if words:
-            if len(words) > 2 or not all(map(HOST.fullmatch, words)):
-                what = "a node is a name and, if it differs, its address"
-                raise BadInput(f"{path}: line {number}: {what}", hint="n1 10.0.0.1")
+            what = "a node is a name and, if it differs, its address"
+            text = f"{path}: line {number}: {what}"
+            refuse_if(len(words) > 2 or not all(map(HOST.fullmatch, words)), text, hint="n1 10.0.0.1")
             node = NodeAddress(name=words[0], address=words[-1].rpartition("@")[2])
             refuse_if(node.name in nodes, f"{path}: {node.name} is listed twice")
             nodes[node.name] = node
@@ -277,16 +277,13 @@ def _with_open_host(deployment: Deployment, address: str) -> Deployment:
 def _check_spanning(deployment: Deployment, nodes: Nodes) -> None:
     """Raise BadInput if the deployment cannot run on several nodes."""
     recipe = deployment.recipe
-    if recipe.runtime.kind != "native":
-        raise BadInput(
-            f"over several nodes the engine runs natively, not in {recipe.runtime.kind}",
-            hint='runtime.kind = "native", or `moebox render --as k8s`',
-        )
+    text = f"over several nodes the engine runs natively, not in {recipe.runtime.kind}"
+    refuse_if(recipe.runtime.kind != "native", text, hint='runtime.kind = "native", or `moebox render --as k8s`')
     refuse_if(not recipe.listen.port, "listen.port: an engine on other nodes needs a fixed port", hint="e.g. 8000")
     engines.check_recipe(deployment)
     engines.require_weights_file(deployment)
-    if deployment.engine.worker_programs and any(map(_is_v6, nodes.addresses)):
-        raise BadInput(f"{deployment.engine.title}'s workers need IPv4 addresses or host names, not IPv6")
+    text = f"{deployment.engine.title}'s workers need IPv4 addresses or host names, not IPv6"
+    refuse_if(deployment.engine.worker_programs and any(map(_is_v6, nodes.addresses)), text)
 
 
 def _is_v6(address: str) -> bool:

@@ -16,7 +16,7 @@ from moebox.core.endpoint import Endpoint, endpoint_from_url
 from moebox.core.plan import Launch
 from moebox.core.recipe import Recipe
 from moebox.environment import chosen_environment
-from moebox.errors import BadInput, Unsupported
+from moebox.errors import Unsupported, refuse_if
 from moebox.redact import key_spellings
 from moebox.serve import installs, oom, preflight, state
 from moebox.serve.guard import GuardConfig
@@ -48,8 +48,8 @@ def prepare_launch(deployment: Deployment, *, name: str = "") -> PreparedLaunch:
     recipe = installs.with_installed_engine(deployment.recipe)
     deployment = deployment.with_recipe(recipe)
     key = os.environ.get(recipe.listen.key_env) if recipe.listen.key_env else None
-    if recipe.listen.key_env and not key:
-        raise BadInput(f"the recipe takes its key from ${recipe.listen.key_env}, which is not set")
+    text = f"the recipe takes its key from ${recipe.listen.key_env}, which is not set"
+    refuse_if(recipe.listen.key_env and not key, text)
     if recipe.parallel.nodes > 1:
         files = "`moebox render --as script|slurm|k8s` writes what each node runs"
         hint = "; ".join(["`moebox up --hosts FILE` or `--slurm`"] + [files] * (not deployment.engine.worker_programs))

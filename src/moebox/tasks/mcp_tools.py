@@ -10,7 +10,7 @@ import os
 import shlex
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -72,9 +72,7 @@ class McpServers:
             for server in self._servers:
                 for tool in server.tools():
                     name = tool.name if tool.name not in found else f"{server.address.name}_{tool.name}"
-                    found[name] = AgentTool(
-                        name=name, description=tool.description, parameters=tool.parameters, run=tool.run
-                    )
+                    found[name] = replace(tool, name=name)
         return list(found.values())
 
     def close(self) -> None:
