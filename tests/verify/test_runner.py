@@ -182,7 +182,7 @@ def test_the_announced_length_is_tried_if_cheap_and_noted_if_not(oracle: str):
     assert "--context 20000 tries all" in untried.notes[0]
 
 
-@pytest.mark.parametrize("server", ["odd-short-1k", "odd-short-2k-strict"])
+@pytest.mark.parametrize("server", ["odd-short-1k", "odd-short-1k-strict", "odd-short-2k-strict"])
 def test_a_short_context_is_not_a_fault(server: str, oracle: str):
     """Requests fit into it: a conversation ends before it is full, and answers leave space for prompts."""
     results = check_server(oracle, server, "alive", "thinking", "tools", "agents", "anthropic")
@@ -192,11 +192,11 @@ def test_a_short_context_is_not_a_fault(server: str, oracle: str):
 
 def test_questions_too_long_for_a_short_context_are_skipped(oracle: str):
     """Each with the reason; nothing fails, and what fits is checked. vLLM at 1,024 tokens failed by HTTP 500."""
-    results = check_server(oracle, "odd-short-1k-strict", "alive", "plain", "tools", "agents", "anthropic")
+    results = check_server(oracle, "odd-short-768-strict", "alive", "plain", "tools", "agents", "anthropic")
     unasked = [probe.reason for check in results.rungs for probe in check.probes if probe.verdict == "skip"]
 
     assert {check.verdict for check in results.rungs} == {"pass"}
-    assert "question and answer need more than a context of 1,024 tokens" in unasked
+    assert "question and answer need more than a context of 768 tokens" in unasked
 
 
 def test_an_announced_context_below_the_real_one_hides_nothing(oracle: str):

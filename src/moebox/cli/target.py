@@ -9,7 +9,6 @@ from moebox.cli.output import stderr_console
 from moebox.core import validation
 from moebox.core.endpoint import AUTH_STATUSES, KEY_HINT, Endpoint, endpoint_from_url
 from moebox.errors import ExternalError, refuse_if
-from moebox.runs.listing import summarize_run
 from moebox.store import Run
 from moebox.stream import sockets
 from moebox.stream.limits import is_twin
@@ -106,6 +105,8 @@ def create_run(kind: str, endpoint: Endpoint) -> Run:
 
 def open_run(name: str, endpoint: Endpoint) -> Run:
     """Open the run called `name`; BadInput if it is of another model, or another moebox process works on it."""
+    from moebox.runs.listing import summarize_run
+
     run = Run.open(name)
     summary = summarize_run(run)
     text = f"{run.id} is about {summary.model}, and {endpoint.base_url} serves {endpoint.model}"

@@ -20,6 +20,7 @@ from moebox.core.verdict import HttpExchange
 from moebox.errors import exception_text, exhausted_limit
 from moebox.redact import decode_reply, hide_known_keys
 from moebox.stream.awake import AwakeClock
+from moebox.stream.sse import EventParser
 
 MAX_BYTES = 8 * 2**20  # of one reply; the longest correct one here is a few hundred kB
 CONNECT_S = 10.0
@@ -28,6 +29,8 @@ DISCONNECTED = "the client disconnected"  # the error of an exchange that this s
 THIS_MACHINE = "this machine"  # how the reason of a probe begins that was skipped for no fault of the server
 UNREACHABLE = ("cannot connect", "TLS", "not a valid URL")  # how errors begin that every later request would get too
 MAX_RETRIES = 4  # after a 429 or 503, or after this machine slept during the request
+
+SLACK_EVENTS = 64  # events beyond max_tokens of a correct stream: role, finish, usage, keep-alives
 
 StreamWatch = Callable[[bytes], str]  # sees each piece of a stream; returns the error that ends it, or ""
 
@@ -197,3 +200,15 @@ def _transport_error(problem: httpx2.HTTPError, url: str) -> str:
     if isinstance(problem, httpx2.UnsupportedProtocol | httpx2.LocalProtocolError):
         return f"not a valid URL: {text}"
     return f"broken off: {text}"
+
+
+def limit_events(max_tokens: int) -> StreamWatch:
+    """Watch that ends a stream which goes on long after its token limit."""
+    parser, seen, most = EventParser(), 0, 2 * max_tokens + SLACK_EVENTS
+
+    def watch(piece: bytes) -> str:
+        nonlocal seen
+        seen += len(parser.feed(piece))
+        return f"no end: {seen} events for {max_tokens} tokens at most" if seen > most else ""
+
+    return watch

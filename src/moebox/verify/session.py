@@ -15,8 +15,7 @@ from moebox.core.endpoint import AUTH_STATUSES, Endpoint
 from moebox.core.verdict import HttpExchange, Mark, Score
 from moebox.detect.stall import ServerStalled
 from moebox.phantom.question import Question
-from moebox.stream.sse import EventParser
-from moebox.verify.client import UNREACHABLE, ExchangeClient, StreamWatch
+from moebox.verify.client import UNREACHABLE, ExchangeClient, limit_events
 from moebox.verify.completions import ChatAnswer, implausible_usage, parse_chat_stream, parse_completion
 from moebox.verify.options import VerifyOptions
 from moebox.verify.statistics import FailureCounts, KindName, Suspect
@@ -25,8 +24,8 @@ from moebox.verify.violations import PromptCounts, Violation, ViolationKind, par
 MIN_ANSWER_TOKENS = 512  # always requested, however short the context is
 PROMPT_TOKENS = 1024  # of a short context, left for prompts
 SHORT_CONTEXT = 2 * PROMPT_TOKENS  # in a longer one every question fits, apart from the long ones
+ROOMY_CONTEXT = 4096  # tokens; in a shorter one long texts are half as long
 THINKING_TOKENS = 4096  # added for a model that thinks although it was asked not to
-SLACK_EVENTS = 64  # events beyond max_tokens of a correct stream: role, finish, usage, keep-alives
 REJECTED_STATUSES = (400, 404, 405, 415, 422, 501)  # replies to a request that the server does not support
 MAX_HANGS = 3  # requests without an end, after which the run stops
 MIN_REPLY_TIMES = 20  # replies, before the server's usual speed is known
@@ -135,7 +134,7 @@ class ServerSession:
         self.context_limit: int | None = None  # tokens, as the server reports
         self.tried_context = 0  # tokens
         self.prefill_tok_s = 0.0  # 0 if not measured
-        self.route_limits = (0, 0.0)  # tokens with log-probabilities, and the share of probability that may move
+        self.route_reader: object = None  # shared by the probes of the check of routes
         self.notes: list[str] = []  # what was not tried
         self.engine = client.endpoint.engine
         self.sandbox = ""
@@ -154,6 +153,11 @@ class ServerSession:
     def is_kimi(self) -> bool:
         """True if the model is named Kimi, so that Kimi's own formats are expected."""
         return "kimi" in self.endpoint.model.lower() or "k2" in self.endpoint.model.lower()
+
+    @property
+    def is_roomy(self) -> bool:
+        """True if the context holds long texts, or its length is unknown."""
+        return not self.context_limit or self.context_limit >= ROOMY_CONTEXT
 
     def token_limit(self, tokens: int, *, thinking: bool = False) -> int:
         """Limit for an answer of `tokens` tokens, more for a model that always thinks, less in a short context.
@@ -210,7 +214,7 @@ class ServerSession:
         """POST a chat request; count a lost reply as a transport failure."""
         stream = bool(request.get("stream"))
         limit = request.get("max_tokens") or request.get("max_completion_tokens")
-        watch = _limit_events(limit) if stream and isinstance(limit, int) else None
+        watch = limit_events(limit) if stream and isinstance(limit, int) else None
         deadline_s = self.client.deadline_s
         if not self.slow_replies_allowed and len(self.reply_times) >= MIN_REPLY_TIMES:
             # Once the usual speed is known, do not wait minutes for what takes a second
@@ -386,15 +390,3 @@ def error_text(exchange: HttpExchange) -> str:
     text = error.get("message", error) if isinstance(error, dict) else error
     flat = " ".join(str(text).split())
     return f": {flat[:160]}" if flat else ""
-
-
-def _limit_events(max_tokens: int) -> StreamWatch:
-    """Watch that ends a stream which goes on long after its token limit."""
-    parser, seen, most = EventParser(), 0, 2 * max_tokens + SLACK_EVENTS
-
-    def watch(piece: bytes) -> str:
-        nonlocal seen
-        seen += len(parser.feed(piece))
-        return f"no end: {seen} events for {max_tokens} tokens at most" if seen > most else ""
-
-    return watch

@@ -24,7 +24,6 @@ from moebox.verify.session import EndpointUnusable, ProbeFailed, ProbeSkipped, S
 from moebox.verify.statistics import MIN_MODEL_TRIALS, STREAMED, KindName, build_failure, describe_failure, failure_mark
 
 MAX_ATTRIBUTIONS = 6  # failures of one series that are asked again to attribute them; the others follow the majority
-OFFERED_TOOLS = 3  # shared by the questions of a check
 MAX_DRAWS = 200  # questions, before one with other tools is accepted
 SURELY_WRONG = 4  # if all of the first so many are wrong, no more are needed
 
@@ -126,9 +125,7 @@ class CheckSession(ServerSession):
             # One tool for a city, several of which may be asked about at once, and one that takes a number
             city = rng.choice([tool for tool in TOOLS if set(tool.params) == {"city"}])
             number = rng.choice([tool for tool in TOOLS if any(kind == "integer" for kind, _ in tool.params.values())])
-            others = rng.sample([tool for tool in TOOLS if tool not in (city, number)], OFFERED_TOOLS - 2)
-            offered = rng.sample([city, number, *others], OFFERED_TOOLS)
-            self.offered_tools = tuple(tool.schema() for tool in offered)
+            self.offered_tools = tuple(tool.schema() for tool in rng.sample([city, number], 2))
         for _ in range(MAX_DRAWS):
             if all(tool in self.offered_tools for tool in question.tools):
                 return replace(question, tools=self.offered_tools)

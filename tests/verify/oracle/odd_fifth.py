@@ -140,6 +140,7 @@ def empty_tools(request: Request, body: Body) -> Any:
 
 ODD_FIFTH: dict[str, Fault] = {
     "odd-room-refused": strict(chat.CONTEXT),
+    "odd-short-768-strict": strict(768),
     "odd-short-1k": Fault(limit=1024, context=1024),
     "odd-short-1k-strict": strict(1024),
     "odd-short-2k": Fault(limit=2048, context=2048),

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from moebox.core.verdict import Attribution
-from moebox.phantom.tool_questions import TOOLS, ExampleTool, same_arguments
+from moebox.phantom.tool_questions import INFORMING_TOOLS, ExampleTool, same_arguments
 from moebox.units import plural
 from moebox.verify.checks import tool_history
 from moebox.verify.checks.json_modes import schema_violation
@@ -19,7 +19,6 @@ from moebox.verify.violations import parse_strict_json
 
 ROUNDS = 5
 FEWER_ROUNDS = 2  # without thinking, if the six are made with it
-OFFERED_TOOLS = 3
 MIN_ANSWER_TOKENS = 256  # of context for an answer, without which no other round begins
 
 
@@ -47,7 +46,11 @@ class _Conversation:
     def __init__(self, session: CheckSession, *, thinking: bool) -> None:
         self.session, self.thinking = session, thinking
         self.turns: list[Any] = []
-        self.tools = session.rng.sample([tool for tool in TOOLS if tool.informs], OFFERED_TOOLS)
+        if not session.offered_tools:  # kept for the other probes: a prefix cache then knows them
+            city = session.rng.choice([tool for tool in INFORMING_TOOLS if set(tool.params) == {"city"}])
+            other = session.rng.choice([tool for tool in INFORMING_TOOLS if tool != city])
+            session.offered_tools = (city.schema(), other.schema())
+        self.tools = [tool for tool in INFORMING_TOOLS if tool.schema() in session.offered_tools]
         self.prompt_tokens = 0  # of the last request
         self.max_growth = 0  # tokens by which a prompt was longer than the one before
         self.ids: set[str] = set()
@@ -88,7 +91,7 @@ class _Conversation:
         answer = await self._ask(stream)
         if self.thinking and not number:
             # Asked not to think, the model gives the end of the answer alone
-            tools = [tool.schema() for tool in self.tools]
+            tools = list(self.session.offered_tools)
             plain = await self.session.chat(self.turns, tools=tools, max_tokens=512, stream=stream or None)
             spilled = spilled_reasoning(answer.reply, plain.reply)
             self.session.failures.add("reasoning", spilled, stream=stream)
@@ -103,7 +106,7 @@ class _Conversation:
         session = self.session
         answer = await session.chat(
             self.turns,
-            tools=[tool.schema() for tool in self.tools],
+            tools=list(session.offered_tools),
             thinking=self.thinking,
             max_tokens=max(self._answer_tokens(), 1),
             stream=stream or None,

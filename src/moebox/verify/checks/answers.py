@@ -15,7 +15,7 @@ from moebox.verify.session import ProbeFailed, ProbeSkipped
 from moebox.verify.trials import Check, CheckSession, Judge, QuestionAttempt, TrialOutcome, judge_answer, model_failure
 
 FOREIGN_SHARE = 0.2  # of the letters outside the Latin script, from which an answer is not in English
-STORY_TOKENS = 320  # several times the loops that are looked for
+STORY_TOKENS = 240  # several times the loops that are looked for
 SENTENCE_ENDS = ".!?…\"'”’)*`:;>"  # how a complete text may end
 
 

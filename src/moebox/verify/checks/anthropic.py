@@ -99,7 +99,8 @@ def _expect_growth(session: CheckSession, kind: KindName, what: str, few: int | 
 
 
 async def _input_tokens(session: CheckSession, body: dict[str, object]) -> int | None:
-    return anthropic_prompt_tokens((await send_message(session, body)).usage)
+    limited = body | {"max_tokens": FEW_TOKENS}
+    return anthropic_prompt_tokens((await send_message(session, limited, allow_marks=True)).usage)
 
 
 async def probe_blocks(session: CheckSession) -> None:
@@ -188,8 +189,9 @@ async def _send_thinking_back(session: CheckSession, question: Question, exchang
 async def probe_tool_choice(session: CheckSession) -> str | ProbeWarning:
     """tool_choice `any` and `tool` call a tool that is not needed, `none` does not call one that is."""
     ignored: list[str] = []
-    for number, family in enumerate(("tool_none", "tool_none", "tool_call", "tool_call")):
-        question = dataclasses.replace(drawn := session.draw(family), tools=drawn.tools[:1])
+    for number, family in enumerate(("sums", "sums", "tool_call", "tool_call")):
+        tools = session.draw("tool_call").tools[:1]
+        question = dataclasses.replace(session.draw(family), tools=tools)
         name = str(question.tools[0]["function"]["name"])
         choice = ({"type": "any"}, {"type": "tool", "name": name}, {"type": "none"}, {"type": "none"})[number]
         body = message_request(session, question, stream=number % 2 == 1) | {"tool_choice": choice}
@@ -213,7 +215,7 @@ def ignored_choice(choice: Mapping[str, str], called: Sequence[str]) -> str:
 async def probe_limits(session: CheckSession) -> None:
     """stop_sequences stop, max_tokens ends, and stop_reason names which."""
     for stream in (False, True):
-        request = message_request(session, session.draw("count", start=1, end=30), stream=stream)
+        request = message_request(session, session.draw("count", start=7, end=30), stream=stream)
         stopped = await send_message(session, request | {"stop_sequences": ["12"]})
         past = "12" in stopped.text or "13" in stopped.text
         reason = f"went on past stop_sequences: {stopped.text[-40:]!r}"

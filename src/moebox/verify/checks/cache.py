@@ -8,7 +8,7 @@ from moebox.phantom.text_questions import haystack_questions
 from moebox.verify.checks.returning import probe_returning
 from moebox.verify.trials import PASSED, Check, CheckSession, TrialOutcome, judge_answer, server_failure
 
-PROMPT_CHARS = 1250  # many blocks of any prefix cache
+PROMPT_CHARS = 1250  # many blocks of any prefix cache; half of it in a short context
 DEPTHS = {"early": 0.03, "in the middle": 0.5, "late": 0.97}
 FEW_TOKENS = 4
 WARM: dict[str, Any] = {"temperature": 0.6, "top_p": 0.95}  # as agents sample; almost all else is asked at 0
@@ -18,7 +18,8 @@ async def probe_similar_prompts(session: CheckSession) -> None:
     """Long prompts that differ early, in the middle or late each get their own answer, twice."""
 
     async def attempt(stream: bool) -> TrialOutcome:
-        questions = haystack_questions(session.rng, chars=PROMPT_CHARS, depths=list(DEPTHS.values()))
+        chars = PROMPT_CHARS if session.is_roomy else PROMPT_CHARS // 2
+        questions = haystack_questions(session.rng, chars=chars, depths=list(DEPTHS.values()))
         for where, first in zip(DEPTHS, questions, strict=True):
             code = vocabulary.draw_code(session.rng, 6)
             text = str(first.messages[0]["content"]).replace(str(first.expect), code)
@@ -41,7 +42,7 @@ async def probe_other_settings(session: CheckSession) -> None:
     """The same question with other max_tokens, stop or streaming is not answered from the earlier answer."""
 
     async def attempt(stream: bool) -> TrialOutcome:
-        question = session.draw("count", start=session.rng.randint(2, 9), end=18)
+        question = session.draw("count", start=session.rng.randint(6, 9), end=18)
         cut = await session.ask_question(question, max_tokens=FEW_TOKENS, exact=True)
         full = await session.ask_question(question)
         stopped = await session.ask_question(question, stop=["12"])

@@ -40,8 +40,9 @@ FAMILIES = {
 NEUTRAL = ("streamed", "a stop string", "logprobs", "among others", "beside a cancelled stream")
 ABSENT_STOP = "⟦end of the letter⟧"  # is in no answer
 NEIGHBOUR_FAMILIES = ("json_schema", "tool_call", "secret")
+NEIGHBOUR_TOKENS = 32
 QUICK_ROWS = 10  # of the list of pairs, which begins with the rows that cover most
-CANDIDATES = 12  # rows from which each next one of the list is chosen
+CANDIDATES = 40  # rows from which each next one of the list is chosen
 CONFIRMATIONS = 2
 MAX_REDUCED = 4  # failing combinations that are reduced to their cause
 
@@ -164,7 +165,7 @@ class CombinationProbe:
         body = self.session.chat_request(
             question.messages,
             thinking=question.thinking,
-            max_tokens=96,
+            max_tokens=NEIGHBOUR_TOKENS,
             stream=stream or None,
             tools=list(question.tools) or None,
             response_format=question.response_format,

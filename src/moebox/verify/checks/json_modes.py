@@ -40,7 +40,7 @@ async def probe_contradictions(session: CheckSession) -> str:
                     "type": "json_schema",
                     "json_schema": {"name": "record", "strict": True, "schema": schema},
                 },
-                max_tokens=256,
+                max_tokens=128,
                 allow_marks=True,
                 stream=stream or None,
             )

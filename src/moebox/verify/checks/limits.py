@@ -25,13 +25,13 @@ async def probe_stop(session: CheckSession, *, stop: str | list[str], share: flo
     """The answer ends before the stop string, streamed and whole; `stop` may be a list or one string."""
 
     async def attempt(stream: bool) -> TrialOutcome:
-        answer = await session.ask_question(session.draw("count", start=1, end=30), stream=stream, stop=stop)
+        answer = await session.ask_question(session.draw("count", start=7, end=30), stream=stream, stop=stop)
         content, shown = answer.content, answer.content[-40:]
         if STOP in content or "13" in content:
             return pass_if(False, f"went on past the stop string {stop!r}: {shown!r}")
         if answer.finish_reason != "stop":
             return pass_if(False, f"finish_reason {answer.finish_reason!r} at a stop string")
-        if not re.match(r"\D*1\D+2\D+3\b", content) and content:
+        if not re.match(r"\D*7\D+8\D+9\b", content) and content:
             return model_failure(f"it does not count: {content[:40]!r}")
         ends = content.rstrip(" ,.\n").endswith(BEFORE_STOP)
         return pass_if(ends, f"does not end with {BEFORE_STOP} before the stop {stop!r}: {shown!r}")
@@ -43,7 +43,7 @@ async def probe_stop_in_text(session: CheckSession) -> Score:
     """A stop string of several tokens stops; others that never come change nothing."""
 
     async def attempt(stream: bool) -> TrialOutcome:
-        question = session.draw("count", start=1, end=18)
+        question = session.draw("count", start=10, end=18)
         plain = (await session.ask_question(question, stream=stream)).content
         place = plain.find("14")
         if place < 0:
@@ -66,7 +66,7 @@ async def probe_stop_at_limit(session: CheckSession) -> Score:
     """A stop string just before max_tokens is seen: several draft tokens may pass both in one step."""
 
     async def attempt(stream: bool) -> TrialOutcome:
-        question = session.draw("count", start=1, end=30)
+        question = session.draw("count", start=7, end=30)
         stopped = await session.ask_question(question, stream=stream, stop=[STOP])
         limit = require_token_count(stopped, "completion") + TOKENS_AFTER_STOP
         close = await session.ask_question(question, stream=stream, stop=[STOP], max_tokens=limit, exact=True)

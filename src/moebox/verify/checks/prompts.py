@@ -26,7 +26,7 @@ from moebox.verify.trials import (
 LONG_SYSTEM = PADDING * 30  # 720 words: an agent's system message is pages long
 NOTE = "Read every word of this note before you use the tool. "
 NOTES = (NOTE * 28, NOTE * 14)  # a page about a tool and half a page about its first parameter, as agents write
-ROOMY_CONTEXT = 8192  # tokens that hold every tool, however the template writes them
+TOOLS_CONTEXT = 8192  # tokens that hold every tool, however the template writes them
 MANY_TRIALS = TRIALS["normal"]  # with fewer, half as many tools are offered
 LAST_STEP = 4  # of those by which a conversation grows: the size of the many turns that follow
 MANY_TURNS = 20  # of each side: agents work for hours
@@ -38,10 +38,9 @@ MIN_GROWTH_RATIO = 0.6  # tokens per character of the last tools, relative to th
 
 async def probe_system(session: CheckSession) -> ProbeWarning | None:
     """A system message changes the answer, and the prompt grows by it, even by pages."""
-    roomy = not session.context_limit or session.context_limit >= ROOMY_CONTEXT // 2
     question = session.draw("secret")
     few = (await session.chat(question.messages, max_tokens=16)).token_count("prompt")
-    for text in [PADDING, LONG_SYSTEM] if roomy else [PADDING]:
+    for text in [PADDING, LONG_SYSTEM] if session.is_roomy else [PADDING]:
         with session.allow_slow_replies():
             turns = [_system_turn(text), *question.messages]
             many, sent = (await session.chat(turns, max_tokens=16)).token_count("prompt"), len(text.split())
@@ -102,16 +101,16 @@ async def probe_whole_history(session: CheckSession) -> None:
     for step, answer in enumerate(("I will.", "I will.", PADDING, PADDING, "I will.")):
         ask = "Go on." if step == LAST_STEP else f"Remember: {vocabulary.draw_sentence(session.rng)}"
         turns += [user_turn(ask), assistant_turn(answer)]
-        now = require_token_count(await session.chat([*turns, user_turn("Hello!")], max_tokens=8))
+        now = require_token_count(await session.chat([*turns, user_turn("Hello!")], max_tokens=1))
         last, pair = now, now - last
         grown = pair > 4 + (PADDING_TOKENS if answer == PADDING else 1)
         session.failures.expect(
             "prompt", grown, f"two more turns took the prompt from {last - pair} to {last} tokens only"
         )
-    many = MANY_TURNS if (session.context_limit or ROOMY_CONTEXT) >= ROOMY_CONTEXT // 2 else MANY_TURNS // 2
+    many = MANY_TURNS if session.is_roomy else MANY_TURNS // 2
     turns += [user_turn("Go on."), assistant_turn("I will.")] * many
     with session.allow_slow_replies():
-        count = (await session.chat([*turns, user_turn("Hello!")], max_tokens=8)).token_count("prompt") or 0
+        count = (await session.chat([*turns, user_turn("Hello!")], max_tokens=1)).token_count("prompt") or 0
     wanted = last + many * pair  # the last step shows what such a pair of turns takes
     reason = f"{2 * many} more turns make {count} prompt tokens, not {wanted}: old ones are dropped"
     slack = PADDING_TOKENS // 2 + many  # a clock in the template may have made that pair a token longer
@@ -128,7 +127,8 @@ async def probe_many_tools(session: CheckSession) -> str | ProbeWarning:
     with session.allow_slow_replies():
         tools = await tools_that_fit(session, tools)
         middle = len(tools) // 2
-        few, half, most = [await _tool_tokens(session, tools[:number]) for number in (1, middle, len(tools))]
+        # In this order a prefix cache with one entry knows the tools before
+        half, most, few = [await _tool_tokens(session, tools[:number]) for number in (middle, len(tools), 1)]
     if few == most:
         return ProbeWarning(f"1 tool and {len(tools)} are {few} prompt tokens: tools are not counted, or not read")
     first, second = (len(json.dumps(part)) for part in (tools[1:middle], tools[middle:]))
@@ -141,7 +141,7 @@ async def probe_many_tools(session: CheckSession) -> str | ProbeWarning:
 
 async def tools_that_fit(session: CheckSession, tools: list[Any]) -> list[Any]:
     """As many tools as a short context holds, judged by the first three."""
-    if not session.context_limit or session.context_limit >= ROOMY_CONTEXT:
+    if not session.context_limit or session.context_limit >= TOOLS_CONTEXT:
         return tools
     number = int(0.45 * session.context_limit / (await _tool_tokens(session, tools[:3]) / 3))
     if number < 4:
@@ -163,7 +163,7 @@ async def probe_long_descriptions(session: CheckSession) -> str:
     (tool,) = needed[:1] or question.tools[:1]
     function = tool["function"]
     (name, first), *rest = function["parameters"]["properties"].items()
-    cut = 2 if (session.context_limit or ROOMY_CONTEXT) < ROOMY_CONTEXT // 2 else 1
+    cut = 1 if session.is_roomy else 3
     notes = [note[: len(note) // cut] for note in NOTES]
     properties = {name: {**first, "description": notes[1]}, **dict(rest)}
     description = f"{function['description']} {notes[0]}"

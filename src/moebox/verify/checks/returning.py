@@ -19,6 +19,7 @@ CHARS_PER_TOKEN = 2.7  # of the phantom, the least of the tokenizers tried; larg
 CODE_DEPTHS = (0.1, 0.4, 0.7)  # a code for each turn; the phantom misses codes at the very beginning
 TOOLS_EVERY = 4  # of so many conversations one knows tools instead of codes
 MIN_CONVERSATIONS = 4
+SHORT_PREFIX = 180  # tokens of a conversation in a short context
 AT_ONCE = 3  # conversations; more than a small server has slots would take the cache from each other
 WRONG_TURNS = 2  # that are right without the cache: a store that returns wrong prefixes at all is broken
 MISSED_SHARE = 0.5  # of a prompt; blocks, templates and the last question leave a correct cache above it
@@ -89,7 +90,8 @@ async def probe_returning(session: CheckSession) -> str | ProbeWarning:
     """
     options = session.options
     count = options.conversations or max(MIN_CONVERSATIONS, options.trials // 3)
-    conversations = draw_conversations(session, count, round(options.prefix_tokens * CHARS_PER_TOKEN))
+    tokens = options.prefix_tokens if session.is_roomy else min(options.prefix_tokens, SHORT_PREFIX)
+    conversations = draw_conversations(session, count, round(tokens * CHARS_PER_TOKEN))
     answers: list[list[ChatAnswer]] = [[] for _ in TURNS]
     before = session.failures.snapshot()
     # Each return has all other conversations before it, and asks for everything; after a failure come more returns.

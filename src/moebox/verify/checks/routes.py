@@ -19,7 +19,7 @@ from moebox.verify.violations import parse_strict_json
 
 TOPS = (20, 5)  # most likely tokens asked for; some servers refuse more than 5
 TOKENS = 6  # generated and compared as long as both routes write the same
-CHARS = 240
+CHARS = 240  # of a text; half of it in a short context
 LENGTHS = (1000, 8000, 32000)  # tokens, and near the limit
 CHARS_PER_TOKEN = 1.5  # of pseudo-words and figures with any tokenizer; less text than wanted does no harm
 MAX_LONG_S = 10.0  # for one long prompt, unless the run is thorough
@@ -32,16 +32,22 @@ NOISE_FACTOR = 4.0
 
 
 class RouteReader:
-    """Reads the next tokens of a text, and knows how much the server differs from itself."""
+    """Reads the next tokens of a text, and knows how much the server differs from itself.
+
+    The probes share it: routes that read past the cache use the texts again that another route has read alone.
+    """
 
     def __init__(self, session: CheckSession) -> None:
-        self.session, self.top, self.allowed = session, *session.route_limits
+        self.session, self.top, self.allowed = session, 0, 0.0
+        self.chars = CHARS if session.is_roomy else CHARS // 2
+        self.alone: dict[str, list[NextToken]] = {}  # by text
+        session.route_reader = self
 
     async def prepare(self) -> None:
         """Find out whether the server gives log-probabilities, and measure its noise. Raise ProbeSkipped if not."""
-        if self.top:
+        if self.allowed:
             return
-        text = self.draw_text()
+        text = self.draw_text(self.chars)
         for self.top in TOPS:
             if found := await self.read(text, fresh=True):
                 break
@@ -51,9 +57,9 @@ class RouteReader:
         if max(noise) > 1 / NOISE_FACTOR:
             raise ProbeSkipped(f"the same request moves {max(noise):.0%} of the probability: nothing can be compared")
         self.allowed = max(ALLOWED, NOISE_FACTOR * max(noise))
-        self.session.route_limits = self.top, self.allowed
+        self.alone[text] = found
 
-    def draw_text(self, chars: int = CHARS) -> str:
+    def draw_text(self, chars: int) -> str:
         return draw_unlearnt_text(self.session.rng, chars)
 
     async def read(self, text: str, *, fresh: bool = False) -> list[NextToken]:
@@ -91,18 +97,29 @@ def apart(left: Sequence[NextToken], right: Sequence[NextToken]) -> float:
 Route = Callable[[RouteReader, str], Awaitable[Sequence[list[NextToken]]]]
 
 
-async def _compare_route(session: CheckSession, name: str, route: Route, chars: int = CHARS) -> str:
-    """Read fresh texts alone and by a route; the sequential test of all checks decides."""
-    reader = RouteReader(session)
+def _shared_reader(session: CheckSession) -> RouteReader:
+    return session.route_reader if isinstance(session.route_reader, RouteReader) else RouteReader(session)
+
+
+async def _compare_route(
+    session: CheckSession, name: str, route: Route, *, again: bool = False, part: float = 1.0
+) -> str:
+    """Read texts alone and by a route; the sequential test of all checks decides.
+
+    `again`: the route does not use the cache, so texts of other routes serve as well as new ones.
+    """
+    reader = _shared_reader(session)
     await reader.prepare()
+    known = list(reader.alone) if again else []
     worst = 0.0
 
     async def attempt(stream: bool) -> TrialOutcome:
         nonlocal worst
-        text = reader.draw_text(chars)
-        alone = await reader.read(text, fresh=True)
+        text = known.pop() if known else reader.draw_text(round(part * reader.chars))
+        if text not in reader.alone:
+            reader.alone[text] = await reader.read(text, fresh=True)
         readings = await route(reader, text)
-        share = max((apart(alone, reading) for reading in readings), default=0.0)
+        share = max((apart(reader.alone[text], reading) for reading in readings), default=0.0)
         worst = max(worst, share)
         return pass_if(share <= reader.allowed, f"{name} differ: {share:.0%} of the probability is on other tokens")
 
@@ -136,11 +153,12 @@ async def probe_crowd(session: CheckSession) -> str:
     """A prompt among others of many lengths that are read and written at the same time."""
 
     async def route(reader: RouteReader, text: str) -> list[list[NextToken]]:
-        sizes = [round(CHARS * (0.2 + 0.4 * number)) for number in range(min(NEIGHBOURS, session.options.parallel - 1))]
+        count = min(NEIGHBOURS, session.options.parallel - 1)
+        sizes = [round(reader.chars * (0.2 + 0.4 * number)) for number in range(count)]
         others = [reader.read(reader.draw_text(size), fresh=True) for size in sizes]
         return (await asyncio.gather(reader.read(text, fresh=True), *others))[:1]
 
-    return await _compare_route(session, "prompts in a crowd", route)
+    return await _compare_route(session, "prompts in a crowd", route, again=True)
 
 
 async def probe_slots(session: CheckSession) -> str:
@@ -150,22 +168,22 @@ async def probe_slots(session: CheckSession) -> str:
         copies = [reader.read(text, fresh=True) for _ in range(min(NEIGHBOURS + 1, session.options.parallel))]
         return list(await asyncio.gather(*copies))
 
-    return await _compare_route(session, "slots", route)
+    return await _compare_route(session, "slots", route, again=True)
 
 
 async def probe_padded(session: CheckSession) -> str:
     """A short prompt beside much longer ones."""
 
     async def route(reader: RouteReader, text: str) -> list[list[NextToken]]:
-        long = [reader.read(reader.draw_text(size * CHARS), fresh=True) for size in (1, 3)]
+        long = [reader.read(reader.draw_text(size * reader.chars), fresh=True) for size in (1, 3)]
         return (await asyncio.gather(reader.read(text, fresh=True), *long))[:1]
 
-    return await _compare_route(session, "short prompts beside long ones", route, CHARS // 4)
+    return await _compare_route(session, "short prompts beside long ones", route, part=0.25)
 
 
 async def probe_long(session: CheckSession) -> str:
     """Prompts of 1k, 8k and 32k tokens and near the limit, from the cache."""
-    reader = RouteReader(session)
+    reader = _shared_reader(session)
     await reader.prepare()
     limit = (session.options.context or session.context_limit or 0) - 64
     seconds_per_char = 0.0

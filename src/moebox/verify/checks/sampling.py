@@ -89,7 +89,7 @@ async def probe_logprobs(session: CheckSession) -> Score | ProbeWarning:
 
 async def probe_logprobs_at_stop(session: CheckSession) -> str | ProbeWarning:
     """Log-probabilities end where a stop string ends the text, and spell letters outside ASCII by their bytes."""
-    messages = session.draw("count", start=1, end=30).messages
+    messages = session.draw("count", start=7, end=30).messages
     request = session.chat_request(messages, max_tokens=256, logprobs=True, stop=[STOP])
     exchange = await session.post_chat(request)
     with skip_if_rejected(NO_LOGPROBS):

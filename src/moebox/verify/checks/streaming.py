@@ -16,7 +16,7 @@ HELD_BACK_SHARE = 0.9  # of a stream's time before its first byte: then it was g
 LONG_TOKENS = 1600  # of a long answer
 THOROUGH_FACTOR = 2.75  # times that in a thorough run, so that more than 4,000 come
 QUICK_SHARE = 0.1  # of that, in a quick run
-COPY_WORDS = 60  # a model that repeats these can repeat thousands
+COPY_WORDS = 30  # a model that repeats these can repeat thousands
 MAX_WORD_TOKENS = 8
 CONTEXT_SHARE = 0.45  # of the context that question and answer fill; words differ in length
 SPARE = 1.3  # tokens allowed for a long answer, relative to the first answer's count
@@ -89,14 +89,14 @@ async def probe_plain_stream(session: CheckSession) -> str:
 
 async def probe_pieces(session: CheckSession) -> ProbeWarning | None:
     """A long answer comes in many pieces, complete to its last number, with one finish_reason."""
-    question = session.draw("count", start=1, end=30)
+    question = session.draw("count", start=1, end=20)
     answer = await session.ask_question(question, stream=True)
     exchange = session.exchanges[-1]
     if answer.chunks < MIN_PIECES:
         raise ProbeFailed(f"a long answer came in {answer.chunks} pieces: buffered, not streamed")
     if answer.finish_reason != "stop":
         raise ProbeFailed(f"finish_reason {answer.finish_reason!r} although the answer was complete")
-    attempt = QuestionAttempt(session, lambda: session.draw("count", end=18, start=1 + session.rng.randrange(4)))
+    attempt = QuestionAttempt(session, lambda: session.draw("count", end=18, start=5 + session.rng.randrange(4)))
     await session.run_trials("answer", attempt, 0.38, stream=True)
     reason = _held_back(exchange)
     return ProbeWarning(reason) if reason else None

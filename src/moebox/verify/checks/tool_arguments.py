@@ -13,7 +13,7 @@ from moebox.verify.trials import CheckSession
 from moebox.verify.violations import parse_strict_json
 
 Schema = Mapping[str, Any]
-CALL_TOKENS = 128  # for a call; the longest but one here takes some eighty
+CALL_TOKENS = 96  # for a call; the longest but one here takes some eighty
 LONG_CALL_TOKENS = 768
 LONG_TOOL = "write_file"  # the tool with a long argument
 MIN_SHARED_LETTERS = 4  # of a name
@@ -44,9 +44,7 @@ async def probe_argument_shapes(session: CheckSession) -> str | ProbeWarning:
             with skip_if_rejected("the server does not accept such tools"):
                 answer = await session.chat(
                     [{"role": "user", "content": question}],
-                    tools=[
-                        {"type": "function", "function": {"name": name, "description": question, "parameters": schema}}
-                    ],
+                    tools=[{"type": "function", "function": {"name": name, "description": name, "parameters": schema}}],
                     tool_choice={"type": "function", "function": {"name": name}},
                     max_tokens=LONG_CALL_TOKENS if name == LONG_TOOL else CALL_TOKENS,
                     stream=stream or None,

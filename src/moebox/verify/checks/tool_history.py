@@ -79,7 +79,7 @@ def _build_history(turns: Sequence[ToolTurn]) -> History:
 
 async def _prompt_tokens(session: CheckSession, history: History, tools: Sequence[ExampleTool]) -> int:
     schemas = [tool.schema() for tool in tools]
-    return require_token_count(await session.chat(history, tools=schemas, max_tokens=16, exact=True, allow_marks=True))
+    return require_token_count(await session.chat(history, tools=schemas, max_tokens=8, exact=True, allow_marks=True))
 
 
 async def probe_long_result(session: CheckSession) -> str:
@@ -89,7 +89,9 @@ async def probe_long_result(session: CheckSession) -> str:
     """
     turns = [_draw_turn(session), _draw_turn(session)]
     most = LONG_WORDS if session.options.trials >= MANY_TRIALS else LONG_WORDS // 5
-    size = min(most, max((session.context_limit or UNKNOWN_LIMIT) - OTHER_TOKENS, 0) // 18)
+    size = min(
+        most, max((session.context_limit or UNKNOWN_LIMIT) - OTHER_TOKENS, 0) // (18 if session.is_roomy else 60)
+    )
     texts = [" ".join(vocabulary.draw_word(session.rng) for _ in range(words)) for words in (size, size // 2)]
     tools = list({turn.tool.name: turn.tool for turn in turns}.values())
     plain = _build_history(turns)
@@ -174,8 +176,8 @@ async def probe_results_by_id(session: CheckSession) -> Score | ProbeWarning:
         return TrialOutcome(reason=reason, attributed_to="model" if again else "server")
 
     score = await session.run_trials("tool-history", attempt, 0.17)
-    swapped = [await are_swapped(draw_two(), reverse=True) for _ in range(2)]
-    if all(swapped) and score.passed == score.trials:
+    swapped = await are_swapped(draw_two(), reverse=True) and await are_swapped(draw_two(), reverse=True)
+    if swapped and score.passed == score.trials:
         text = "results in another order than their calls are attributed to the wrong call: ids are not read"
         return ProbeWarning(text)
     return score

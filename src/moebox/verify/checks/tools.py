@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -77,7 +78,7 @@ async def probe_parallel_calls(session: CheckSession) -> Score:
     # OpenAI's default is true, llama.cpp's is false, and some servers do not know the setting
     question = session.draw("tool_parallel")
     tools = list(question.tools)
-    body = session.chat_request(question.messages, tools=tools, max_tokens=16, parallel_tool_calls=True)
+    body = session.chat_request(question.messages, tools=tools, max_tokens=8, parallel_tool_calls=True)
     accepted = (await session.post_chat(body)).status not in REJECTED_STATUSES
     attempt = call_attempt(session, "tool_parallel", parallel_tool_calls=True if accepted else None)
     return await session.run_both_modes("tool-call", attempt, 0.38)
@@ -128,11 +129,17 @@ async def probe_choice_required(session: CheckSession) -> Score | ProbeWarning:
     """tool_choice required: a call comes, even if the question needs none."""
     attempt = call_attempt(session, tool_choice="required")
     score = await _run_choice(session, "required", attempt)
-    question = session.draw("tool_none")
-    answer = await session.ask_question(question, tool_choice="required", allow_marks=True, max_tokens=CALL_TOKENS)
+    answer = await session.ask_question(
+        _draw_unneeded(session), tool_choice="required", allow_marks=True, max_tokens=CALL_TOKENS
+    )
     if answer.calls or answer.finish_reason == "length":  # a call that became too long to be judged
         return score
     return ProbeWarning(f"no tool was called though one was required: {answer.content[:60]!r}")
+
+
+def _draw_unneeded(session: CheckSession) -> Question:
+    """A question with a short answer that needs none of the tools on offer."""
+    return replace(session.draw("sums"), tools=session.draw("tool_call").tools)
 
 
 async def probe_choice_named(session: CheckSession) -> Score:
@@ -166,13 +173,14 @@ async def probe_response_format(session: CheckSession) -> str | ProbeWarning:
 
     async def ask(question: Question, *, offer: bool = True) -> ChatAnswer:
         tools = {"tools": list(question.tools)} if offer else {}
-        return await chat_or_skip(session, list(question.messages), **tools, response_format=response_format)
+        more = {"response_format": response_format, "max_tokens": CALL_TOKENS}
+        return await chat_or_skip(session, list(question.messages), **tools, **more)
 
     question = session.draw("tool_call")
     answer = await ask(question)
     if not answer.calls and (await session.ask_question(question)).calls:
         return ProbeWarning(f"with a response_format no tool is called: {answer.content[:60]!r}")
-    unneeded = session.draw("tool_none")
+    unneeded = _draw_unneeded(session)
     plain = await ask(unneeded)
     cut = plain.calls or plain.finish_reason == "length"
     reason = "" if cut else schema_violation(plain.content, schema)
@@ -210,7 +218,7 @@ async def probe_result_use(session: CheckSession) -> Score:
         last = await session.chat(turns, tools=list(question.tools), max_tokens=question.max_tokens)
         return pass_if(last.content.strip() or last.calls, "no answer after the tool's result")
 
-    await session.run_trials("tool-history", attempt, 0.25)
+    await session.run_trials("tool-history", attempt, 0.13, 1)  # "agents" sends more results back
     results = QuestionAttempt(session, "tool_result")
     return await session.run_both_modes("answer", results, 0.25)
 

@@ -22,6 +22,7 @@ COPY_WORDS, WORD_TOKENS = (10, 40, 120, 360), 4  # as far as a tenth of the cont
 TURNS = (1, 4, 9, 18)  # pairs of turns between something that is mentioned and the question about it
 STREAMS = (1, 2, 4, 8)  # as far as the run may send so many at once
 TEMPERATURES = (0.0, 0.3, 0.6, 1.0)
+CERTAIN_DRAWS = 4  # questions, to find one that the model is certain of
 SURE_NATS = 0.02  # of a whole answer: the model then gives another one in fifty at temperature 1
 SUSTAINED_S, TIME_PARTS = 180.0, 4  # of load, in a thorough run
 
@@ -73,12 +74,17 @@ class DoseSeries:
             return str(problem), None
         return judge_answer(question, answer), answer
 
-    async def run(self, ask_dose: Callable[[int], Awaitable[Any]], rounds: int = MAX_ROUNDS) -> str | ProbeWarning:
-        """Ask at every dose, and again while there are wrong answers and no clear trend. Raise ProbeFailed for one."""
+    async def run(
+        self, ask_dose: Callable[[int], Awaitable[Any]], rounds: int = MAX_ROUNDS, *, falling: bool = False
+    ) -> str | ProbeWarning:
+        """Ask at every dose, and again while there are wrong answers and no clear trend. Raise ProbeFailed for one.
+
+        `falling`: begin with the highest dose.
+        """
         limit, chance, wrong = ALARM_RATE / rounds, 1.0, self.wrong["model"]
         for number in range(rounds):
             self.session.trial_progress = (number + 1, rounds)
-            for dose in [dose for dose in range(len(self.doses)) for _ in range(PER_ROUND)]:
+            for dose in sorted([*range(len(self.doses))] * PER_ROUND, reverse=falling):
                 await ask_dose(dose)
             wrong = [server + model for server, model in zip(self.wrong["server"], self.wrong["model"], strict=True)]
             chance = trend_probability(list(zip(wrong, self.of, strict=True)))
@@ -113,14 +119,15 @@ async def probe_length(session: CheckSession) -> str | ProbeWarning:
 async def probe_turns(session: CheckSession) -> str | ProbeWarning:
     """What was mentioned is remembered after more and more turns."""
     series = DoseSeries(session, [f"{2 * pairs} turns" for pairs in TURNS])
+    memories = [session.draw("memory") for _ in range(MAX_ROUNDS * PER_ROUND)]  # each at every dose
 
     async def ask_dose(dose: int) -> None:
-        memory = session.draw("memory")
+        memory = memories[series.of[dose]]
         *before, ask = memory.messages
         between = [user_turn("Go on."), assistant_turn("I will.")] * (TURNS[dose] - 1)
         await series.ask(dose, dataclasses.replace(memory, messages=(*before, *between, ask)))
 
-    return await series.run(ask_dose)
+    return await series.run(ask_dose, falling=True)  # a prefix cache then knows all but the question
 
 
 async def probe_streams(session: CheckSession) -> str | ProbeWarning:
@@ -137,13 +144,15 @@ async def probe_temperature(session: CheckSession) -> str | ProbeWarning:
     certain: list[Question] = []
 
     async def ask_dose(dose: int) -> None:
-        question = session.draw("secret") if dose == 0 else certain[-1] if certain else None
-        if dose and question:
+        if dose and certain:
             heat = {"temperature": TEMPERATURES[dose], "seed": 7 + series.of[dose]}
-            await series.ask(dose, question, repeat={"temperature": 0}, **heat)
-        elif question:
+            await series.ask(dose, certain[-1], repeat={"temperature": 0}, **heat)
+        for _ in range(0 if dose else CERTAIN_DRAWS):
+            question = session.draw("secret")
             answer = await series.ask(0, question, logprobs=True)
-            certain.extend([question] if answer and answer.tokens and sum(answer.logprobs) > -SURE_NATS else [])
+            if answer and answer.tokens and sum(answer.logprobs) > -SURE_NATS:
+                certain.append(question)
+                break
 
     with skip_if_rejected(NO_LOGPROBS):
         return await series.run(ask_dose)

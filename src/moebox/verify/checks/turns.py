@@ -40,7 +40,7 @@ async def probe_conversation_forms(session: CheckSession) -> str | ProbeWarning:
     known: dict[str, int] = {}  # the same beginning is counted once
 
     async def prompt_tokens(turns: Sequence[ChatTurn]) -> int:
-        return require_token_count(await session.chat(turns, max_tokens=8, allow_marks=True))
+        return require_token_count(await session.chat(turns, max_tokens=1, allow_marks=True))
 
     rows = _REQUESTS["conversation"]
     for number, row in enumerate(rows):
@@ -71,7 +71,7 @@ def prompt_grew(few: int | None, many: int | None, least: float) -> bool:
 async def chat_or_skip(session: CheckSession, turns: list[Any], **more: Any) -> ChatAnswer:
     """Ask, or raise ProbeSkipped if the server rejects the request."""
     with skip_if_rejected("refused"):
-        return await session.chat(turns, allow_marks=True, max_tokens=256, **more)
+        return await session.chat(turns, allow_marks=True, **{"max_tokens": 256, **more})
 
 
 async def probe_request_fields(session: CheckSession) -> str | ProbeWarning:
