@@ -13,6 +13,7 @@ from moebox.runs.listing import summarize_run
 from moebox.serve import state
 from moebox.store import Run
 from moebox.web import live
+from tests.sampling import one_in
 
 from .pipelines import Hold, gone, held_in, only
 
@@ -23,7 +24,8 @@ def states(run: Run) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("step", "how"), [("up", signal.SIGKILL), ("verify", signal.SIGTERM), ("bench", signal.SIGHUP)]
+    ("step", "how"),
+    one_in(3, [("verify", signal.SIGTERM), ("up", signal.SIGKILL), ("bench", signal.SIGHUP)], unpack=True),
 )
 def test_an_interrupted_run_says_in_which_step(
     step: StepName, how: signal.Signals, story_recipe: Path, hold: Hold, capsys: pytest.CaptureFixture[str]
