@@ -4,10 +4,12 @@ from collections import Counter
 
 import pytest
 
-from .unseen import THREADS, judge, predicted_state, starts_as_predicted
+from moebox.engines.support import STARTED, SUCH_THREADS
+
+from .unseen import THREADS, judge, predicted_state, starts_as_predicted, starts_without_reports
 
 
-@pytest.mark.parametrize(("batch", "fewest"), [("1", 39), ("2", 13), ("3", 29)])
+@pytest.mark.parametrize(("batch", "fewest"), [("1", 39), ("2", 13), ("3", 29), ("4", 14)])
 def test_answers_to_threads_are_not_lost(batch: str, fewest: int) -> None:
     """At least as many setups of a batch are judged rightly as when the batch was last scored."""
     threads = [thread for thread in THREADS if thread["batch"] == batch]
@@ -19,3 +21,8 @@ def test_whether_a_setup_starts_is_right_for_three_of_four_unseen_threads() -> N
     """The second batch was collected after the last change of a rule: 12 of 16."""
     threads = [thread for thread in THREADS if thread["batch"] == "2"]
     assert sum(starts_as_predicted(thread) for thread in threads) >= 12
+
+
+def test_how_often_a_setup_that_should_start_does_is_what_plans_show() -> None:
+    """The share in a plan's reason is that of the threads, scored by the engines' sources alone."""
+    assert starts_without_reports() == (STARTED, SUCH_THREADS)

@@ -5,13 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from moebox import engines
-from moebox.core import catalogue
+from moebox.core import catalogue, support
 from moebox.core.change import with_settings
 from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint
 from moebox.core.recipe import Parallel, Recipe, Speculate
 from moebox.detect import load_box
-from moebox.engines.support import deployment_support
+from moebox.engines.support import deployment_setups, deployment_support
 
 THREADS = [*csv.DictReader((Path(__file__).parent / "unseen_threads.csv").open(encoding="utf-8"))]
 FAILS = ("no-start", "crashes", "hangs", "wrong")
@@ -60,13 +60,24 @@ def thread_deployment(thread: dict[str, str]) -> Deployment:
 def predicted_state(thread: dict[str, str]) -> tuple[str, str]:
     """The state that moebox answers, and its reason."""
     deployment = thread_deployment(thread)
-    found = [support for _, support in deployment_support(deployment)]
+    found = [answer for _, answer in deployment_support(deployment)]
     fatal = [issue for issue in engines.find_refusals(deployment) if issue.severity == "fatal"]
-    states = [support.state for support in found]
+    states = [answer.state for answer in found]
     state = next((each for each in states if each not in ("runs", "unknown", "slow")), states[0])
     if fatal and state not in FAILS:
         state = "no-start"
     return state, fatal[0].text if fatal else ""
+
+
+def starts_without_reports() -> tuple[int, int]:
+    """Of the setups that should start by the engines' sources alone: those that started, and all."""
+    outcomes = [
+        thread["outcome"]
+        for thread in THREADS
+        for setup in deployment_setups(thread_deployment(thread))
+        if not support._refusals(setup) and support._acceptance(setup)
+    ]
+    return sum(outcome != "no-start" for outcome in outcomes), len(outcomes)
 
 
 def judge(outcome: str, state: str) -> str:
