@@ -1,7 +1,6 @@
 """What ran of one recipe: when, on which version, with which results; regressions against the last kept version."""
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from moebox import codec
 from moebox.core.engine_event import AttemptReady
@@ -18,8 +17,6 @@ BAR = 20  # columns of the chart
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryRow:
-    """One run or upgrade of a recipe."""
-
     run: str
     when: float
     version: str
@@ -31,10 +28,10 @@ class HistoryRow:
     regression: str = ""  # what is worse than on the last kept version
 
 
-def recipe_history(name: str, *, runs: Path | None = None) -> list[HistoryRow]:
+def recipe_history(name: str) -> list[HistoryRow]:
     """Runs and upgrades of the recipe `name`, oldest first. Raise BadInput if there are none."""
-    home, rows, names = runs_dir(runs), list[HistoryRow](), set[str]()
-    for summary in reversed(list_summaries(runs)):
+    home, rows, names = runs_dir(), list[HistoryRow](), set[str]()
+    for summary in reversed(list_summaries()):
         folder = Run(home / summary.id)
         document = folder.read_json("upgrade.json") if (folder.path / "upgrade.json").exists() else None
         if isinstance(document, dict):
