@@ -25,7 +25,7 @@ def find_named_files(what: str) -> tuple[HubListing, str, bool]:
     """Return the repository of a recipe or name, the first part of a GGUF file, and whether its own code is needed."""
     if os.path.exists(what) or parse_repo_name(what.partition(":")[0]) is None:
         return find_recipe_files(deploy(recipes.load_recipe(what)))
-    return list_files(what, what, "", "")
+    return (*list_files(what, what, "", ""), False)
 
 
 def find_recipe_files(deployment: Deployment) -> tuple[HubListing, str, bool]:
@@ -38,11 +38,10 @@ def find_recipe_files(deployment: Deployment) -> tuple[HubListing, str, bool]:
         raise BadInput(f"{recipe.name} names a path, {name}, which {here}; nothing to fetch", hint=hint)
     if found and found.format == "gguf":
         name, gguf = f"{name}:{found.name.rpartition(':')[2]}", found.file
-    listing, gguf, _ = list_files(recipe.name, name, str(recipe.flags.get("revision", "")), gguf)
-    return listing, gguf, recipe.trust_remote_code
+    return (*list_files(recipe.name, name, str(recipe.flags.get("revision", "")), gguf), recipe.trust_remote_code)
 
 
-def list_files(what: str, name: str, revision: str, gguf: str) -> tuple[HubListing, str, bool]:
+def list_files(what: str, name: str, revision: str, gguf: str) -> tuple[HubListing, str]:
     """List ORG/REPO[@REVISION][:QUANT]; without `gguf` the quantization names the first part."""
     repo, _, quant = name.partition(":")
     parsed = parse_repo_name(repo)
@@ -60,7 +59,7 @@ def list_files(what: str, name: str, revision: str, gguf: str) -> tuple[HubListi
             hint = f"there: {', '.join(firsts[:8])}" if firsts else f"see {listing.url}"
             raise BadInput(f"{repo}: {len(firsts)} GGUF files are called {quant}", hint=hint)
         gguf = firsts[0]
-    return listing, gguf, False
+    return listing, gguf
 
 
 def offer_weights(deployment: Deployment, *, confirm: Callable[[str], bool], notify: Callable[[str], None]) -> int:
