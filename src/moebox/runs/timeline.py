@@ -1,6 +1,7 @@
 """What ran of one recipe: when, on which version, with which results; regressions against the last kept version."""
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from moebox import codec
 from moebox.core.engine_event import AttemptReady
@@ -28,10 +29,10 @@ class HistoryRow:
     regression: str = ""  # what is worse than on the last kept version
 
 
-def recipe_history(name: str) -> list[HistoryRow]:
+def recipe_history(name: str, *, runs: Path | None = None) -> list[HistoryRow]:
     """Runs and upgrades of the recipe `name`, oldest first. Raise BadInput if there are none."""
-    home, rows, names = runs_dir(), list[HistoryRow](), set[str]()
-    for summary in reversed(list_summaries()):
+    home, rows, names = runs_dir(runs), list[HistoryRow](), set[str]()
+    for summary in reversed(list_summaries(runs)):
         folder = Run(home / summary.id)
         document = folder.read_json("upgrade.json") if (folder.path / "upgrade.json").exists() else None
         if isinstance(document, dict):
