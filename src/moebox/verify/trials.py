@@ -224,7 +224,7 @@ class QuestionAttempt:
     async def _attribute(self, question: Question, stream: bool) -> Attribution:
         """A model gives the same answer again at temperature 0, whole and streamed; a broken server does not.
 
-        After MAX_ATTRIBUTIONS questions the majority decides.
+        Nor does a model err over one API alone. After MAX_ATTRIBUTIONS questions the majority decides.
         """
         known = self.attributions[stream]
         if len(known) >= MAX_ATTRIBUTIONS:
@@ -240,6 +240,9 @@ class QuestionAttempt:
             if not again:
                 attribution = "server"
                 break
+        if self.send and attribution == "model":
+            chat = await self.session.ask_question(question)
+            attribution = "server" if question.grade(chat.reply).ok else "model"
         known.append(attribution)
         return attribution
 

@@ -13,6 +13,7 @@ from moebox.verify.checks import (
     limits,
     long_context,
     prompts,
+    responses,
     routes,
     sampling,
     streaming,
@@ -26,7 +27,7 @@ from moebox.verify.trials import Check
 
 _MODULES = (
     *(agents, alive, anthropic, cache, combinations, concurrency, errors, json_modes, limits),
-    *(long_context, prompts, routes, sampling, streaming, thinking, tools, trends, vision),
+    *(long_context, prompts, responses, routes, sampling, streaming, thinking, tools, trends, vision),
 )
 _ALL = (answers.PLAIN, answers.ARITHMETIC, answers.CODE, *(module.CHECK for module in _MODULES))
 _BY_NAME = {check.name: check for check in _ALL}

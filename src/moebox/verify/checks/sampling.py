@@ -5,6 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 from moebox.core.verdict import Score
+from moebox.verify.checks.choices import probe_choices
 from moebox.verify.completions import NO_LOGPROBS, ChatAnswer, TokenLogprob, is_logprob
 from moebox.verify.session import REJECTED_STATUSES, ProbeSkipped, ProbeWarning, error_text, skip_if_rejected
 from moebox.verify.trials import Check, CheckSession, TrialOutcome, server_failure
@@ -161,5 +162,6 @@ CHECK = Check(
         "seed": probe_seed,
         "logprobs": probe_logprobs,
         "logprobs at a stop": probe_logprobs_at_stop,
+        "several choices": probe_choices,
     },
 )

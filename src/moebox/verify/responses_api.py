@@ -1,0 +1,211 @@
+"""OpenAI's responses API: requests made from questions, and replies parsed and checked, whole or streamed.
+
+A reply becomes a ChatAnswer, so that the judges of chat completions read it: `incomplete` is the finish reason
+`length`, and `input_tokens` are prompt tokens.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from moebox.core.verdict import HttpExchange
+from moebox.phantom.question import Question, ToolCall
+from moebox.stream.sse import parse_events
+from moebox.verify.completions import ChatAnswer
+from moebox.verify.session import ProbeSkipped, ServerSession, raise_for_failure, transport_problem
+from moebox.verify.violations import (
+    Violations,
+    check_model_name,
+    check_usage,
+    is_count,
+    is_text,
+    object_of,
+    objects_of,
+    parse_strict_json,
+    shorten,
+    text_of,
+)
+
+NOT_OFFERED = (404, 405, 501)
+LAST_EVENTS = ("response.completed", "response.incomplete", "response.failed")
+# Deltas, and the type of item that they belong to.
+DELTAS = {"response.output_text.delta": "message", "response.function_call_arguments.delta": "function_call"}
+
+
+def response_request(
+    session: ServerSession, question: Question, *, stream: bool = False, **more: object
+) -> dict[str, object]:
+    body: dict[str, object] = {
+        "model": session.endpoint.model,
+        "input": input_items(question),
+        "temperature": 0,
+        "max_output_tokens": session.token_limit(question.max_tokens),
+        "stream": stream,
+        "store": False,
+        **more,
+    }
+    if question.tools:
+        body["tools"] = [{"type": "function", **tool["function"]} for tool in question.tools]
+    if session.accepts_template_arguments:
+        body["chat_template_kwargs"] = {"thinking": False, "enable_thinking": False}
+    return body
+
+
+def input_items(question: Question) -> list[dict[str, object]]:
+    """The turns of a question as items: calls and their results are items of their own."""
+    items: list[dict[str, object]] = []
+    for turn in question.messages:
+        if turn["role"] == "tool":
+            output = {"call_id": turn["tool_call_id"], "output": turn["content"]}
+            items.append({"type": "function_call_output", **output})
+        elif turn.get("tool_calls"):
+            calls = turn["tool_calls"]
+            items += [{"type": "function_call", "call_id": call["id"], **call["function"]} for call in calls]
+        else:
+            items.append({"role": turn["role"], "content": turn["content"]})
+    return items
+
+
+async def send_response(session: ServerSession, body: dict[str, object], *, allow_marks: bool = False) -> ChatAnswer:
+    """Send one request and count the violations of the reply.
+
+    Raise ProbeSkipped if the API is not served, ProbeFailed if the reply cannot be parsed. `allow_marks`: the question
+    may make a model write template marks.
+    """
+    url = f"{session.endpoint.base_url}/responses"
+    exchange = session.keep_evidence(await session.client.post(url, body))
+    if exchange.status in (400, 422) and "chat_template_kwargs" in body:
+        without = {key: value for key, value in body.items() if key != "chat_template_kwargs"}
+        exchange = session.keep_evidence(await session.client.post(url, without))
+    if exchange.status in NOT_OFFERED:
+        raise ProbeSkipped("the server does not offer /v1/responses")
+    session.skip_if_context_too_short(exchange)
+    stream = bool(body["stream"])
+    session.failures.add("transport", transport_problem(exchange), stream=stream)
+    raise_for_failure(exchange)
+    answer = parse_response_stream(exchange) if stream else parse_response(exchange)
+    session.count_violations(answer.violations, stream=stream)
+    if not allow_marks:
+        leaked = answer.leaked_mark
+        session.failures.expect("template-leak", not leaked, f"{leaked} in the answer", stream=stream)
+    return answer
+
+
+def _unreadable(violations: Violations, reason: str) -> ChatAnswer:
+    violations.add("format", reason, fatal=True)
+    return ChatAnswer(violations=violations.items)
+
+
+def parse_response(exchange: HttpExchange) -> ChatAnswer:
+    """Read a response that is not streamed."""
+    violations = Violations()
+    try:
+        body = parse_strict_json(exchange.response)
+    except ValueError as problem:
+        return _unreadable(violations, f"the response is not JSON: {problem}")
+    if not isinstance(body, dict) or not isinstance(body.get("output"), list):
+        return _unreadable(violations, f"not a response of this API: {shorten(body)}")
+    return _read_response(violations, body, text_of(object_of(exchange.request).get("model")))
+
+
+def _read_response(violations: Violations, body: dict[str, object], model: str) -> ChatAnswer:
+    """Check the fields of a complete response, and build the answer from its items."""
+    identity, created, status = body.get("id"), body.get("created_at"), body.get("status")
+    violations.require(is_text(identity), lambda: f"the response's id is {shorten(identity)}")
+    violations.require(body.get("object") == "response", lambda: f"object is {shorten(body.get('object'))}")
+    is_time = is_count(created) or isinstance(created, float)
+    violations.require(is_time, lambda: f"created_at is {shorten(created)}, not a time in seconds")
+    check_model_name(violations, body.get("model"), model)
+    texts, thoughts, calls = "", "", list[ToolCall]()
+    for item in objects_of(body.get("output")):
+        kind = item.get("type")
+        parts = objects_of(item.get("content"))
+        if kind == "message":
+            violations.require(item.get("role") == "assistant", lambda: f"a message's role: {shorten(item)}")  # noqa: B023
+            for part in parts:
+                if part.get("type") == "output_text" and not isinstance(part.get("text"), str):
+                    violations.add("format", f"an output_text without text: {shorten(part)}")
+                texts += text_of(part.get("text"))
+        elif kind == "reasoning":
+            thoughts += "".join(text_of(part.get("text")) for part in parts or objects_of(item.get("summary")))
+        elif kind == "function_call":
+            call_id, name, arguments = item.get("call_id"), item.get("name"), item.get("arguments")
+            if not (is_text(call_id) and is_text(name)):
+                violations.add("format", f"a function_call without call_id or name: {shorten(item)}")
+            if not isinstance(arguments, str):
+                violations.add("format", f"the arguments of a function_call are {shorten(arguments)}, not a string")
+            calls.append(ToolCall(id=text_of(call_id), name=text_of(name), arguments=text_of(arguments)))
+        elif not is_text(kind):
+            violations.add("format", f"an item without a type: {shorten(item)}")
+    violations.require(len({call.id for call in calls}) == len(calls), "two function_calls share a call_id")
+    cut = object_of(body.get("incomplete_details")).get("reason")
+    violations.require(status in ("completed", "incomplete"), lambda: f"status is {shorten(status)}", "finish")
+    violations.require((status == "incomplete") == bool(cut), f"status {status} with the reason {cut}", "finish")
+    usage = object_of(body.get("usage"))
+    names = {"prompt": "input", "completion": "output", "total": "total"}
+    counts = {f"{name}_tokens": usage.get(f"{other}_tokens") for name, other in names.items()}
+    if violations.require(bool(usage), "the response has no usage", "usage"):
+        check_usage(violations, {key: value for key, value in counts.items() if value is not None})
+    return ChatAnswer(
+        id=text_of(identity),
+        content=texts,
+        reasoning=thoughts,
+        calls=tuple(calls),
+        finish_reason="length" if status == "incomplete" else "tool_calls" if calls else "stop",
+        usage=counts,
+        violations=violations.items,
+    )
+
+
+def parse_response_stream(exchange: HttpExchange) -> ChatAnswer:
+    """Check the order of the events and what they add up to; the answer is that of the last event."""
+    media_type = exchange.headers.get("content-type", "")
+    violations = Violations()
+    if "text/event-stream" not in media_type.lower():
+        return _unreadable(violations, f"requested a stream, got {media_type or 'no content type'}")
+    order: list[str] = []
+    numbers: list[int] = []
+    open_items: dict[str, str] = {}  # by id: the type of an item that is not done
+    pieces = dict.fromkeys(DELTAS, "")
+    final: dict[str, object] = {}
+    for name, data in parse_events(exchange.response):
+        if data.strip() == "[DONE]":
+            continue  # SGLang ends so too
+        try:
+            body: dict[str, Any] = object_of(parse_strict_json(data))
+        except ValueError as problem:
+            return _unreadable(violations, f"an event is not JSON ({problem}): {shorten(data)}")
+        kind = text_of(body.get("type"))
+        if kind in ("error", "response.failed"):
+            return _unreadable(violations, f"an error inside the stream: {shorten(body, 160)}")
+        violations.require(is_text(kind), lambda: f"an event without a type: {shorten(data)}")  # noqa: B023
+        violations.require(name in ("", kind), f"an event called {name!r} is of type {kind!r}")
+        violations.require(not final, lambda: f"{kind} after the end of the response")  # noqa: B023
+        violations.require(bool(order) or kind == "response.created", f"the stream begins with {kind}")
+        numbers += [body["sequence_number"]] if is_count(body.get("sequence_number")) else []
+        order.append(kind)
+        item = object_of(body.get("item"))
+        identity = text_of(item.get("id")) or text_of(item.get("call_id"))
+        if kind == "response.output_item.added":
+            open_items[identity] = text_of(item.get("type"))
+        elif kind == "response.output_item.done":
+            known = open_items.pop(identity, "") == item.get("type")
+            violations.require(known, f"an item ends that is not open: {shorten(item)}")
+        elif kind in DELTAS:
+            is_open = open_items.get(text_of(body.get("item_id"))) == DELTAS[kind]
+            violations.require(is_open, f"{kind} for an item that is not open: {shorten(body.get('item_id'))}")
+            pieces[kind] += text_of(body.get("delta"))
+            placed = is_count(body.get("output_index"))
+            violations.require(placed, "pieces without output_index, by which SDKs assemble a stream", "style")
+        elif kind in LAST_EVENTS:
+            final = object_of(body.get("response"))
+            violations.require(kind == f"response.{final.get('status')}", f"{kind} with {final.get('status')}")
+    violations.require(numbers == sorted(set(numbers)), "sequence_number does not grow with each event")
+    violations.require(not open_items, "an item is opened and never done")
+    if not final:
+        return _unreadable(violations, f"the stream ends with {order[-1] if order else 'nothing'}, not completed")
+    answer = _read_response(violations, final, text_of(object_of(exchange.request).get("model")))
+    arguments = "".join(call.arguments for call in answer.calls)
+    for came, text in zip(pieces.values(), (answer.content, arguments), strict=True):
+        if came.strip() != text.strip():
+            violations.add("format", f"the pieces are {shorten(came[-40:])}, the whole is {shorten(text[-40:])}")
+    return replace(answer, stream=True, chunks=len(order), violations=violations.items)
