@@ -11,7 +11,7 @@ from moebox.core.verdict import HttpExchange
 from moebox.phantom.question import Question, ToolCall
 from moebox.stream.sse import parse_events
 from moebox.verify.completions import ChatAnswer
-from moebox.verify.session import ProbeSkipped, ServerSession, raise_for_failure, transport_problem
+from moebox.verify.trials import CheckSession
 from moebox.verify.violations import (
     Violations,
     check_model_name,
@@ -25,14 +25,13 @@ from moebox.verify.violations import (
     text_of,
 )
 
-NOT_OFFERED = (404, 405, 501)
 LAST_EVENTS = ("response.completed", "response.incomplete", "response.failed")
 # Deltas, and the type of item that they belong to.
 DELTAS = {"response.output_text.delta": "message", "response.function_call_arguments.delta": "function_call"}
 
 
 def response_request(
-    session: ServerSession, question: Question, *, stream: bool = False, **more: object
+    session: CheckSession, question: Question, *, stream: bool = False, **more: object
 ) -> dict[str, object]:
     body: dict[str, object] = {
         "model": session.endpoint.model,
@@ -65,29 +64,10 @@ def input_items(question: Question) -> list[dict[str, object]]:
     return items
 
 
-async def send_response(session: ServerSession, body: dict[str, object], *, allow_marks: bool = False) -> ChatAnswer:
-    """Send one request and count the violations of the reply.
-
-    Raise ProbeSkipped if the API is not served, ProbeFailed if the reply cannot be parsed. `allow_marks`: the question
-    may make a model write template marks.
-    """
-    url = f"{session.endpoint.base_url}/responses"
-    exchange = session.keep_evidence(await session.client.post(url, body))
-    if exchange.status in (400, 422) and "chat_template_kwargs" in body:
-        without = {key: value for key, value in body.items() if key != "chat_template_kwargs"}
-        exchange = session.keep_evidence(await session.client.post(url, without))
-    if exchange.status in NOT_OFFERED:
-        raise ProbeSkipped("the server does not offer /v1/responses")
-    session.skip_if_context_too_short(exchange)
-    stream = bool(body["stream"])
-    session.failures.add("transport", transport_problem(exchange), stream=stream)
-    raise_for_failure(exchange)
-    answer = parse_response_stream(exchange) if stream else parse_response(exchange)
-    session.count_violations(answer.violations, stream=stream)
-    if not allow_marks:
-        leaked = answer.leaked_mark
-        session.failures.expect("template-leak", not leaked, f"{leaked} in the answer", stream=stream)
-    return answer
+async def send_response(session: CheckSession, body: dict[str, object], *, allow_marks: bool = False) -> ChatAnswer:
+    """Send one request; see CheckSession.send_request."""
+    parse = parse_response_stream if body["stream"] else parse_response
+    return await session.send_request("responses", body, parse, allow_marks=allow_marks)
 
 
 def _unreadable(violations: Violations, reason: str) -> ChatAnswer:
