@@ -24,10 +24,12 @@ from moebox.verify.violations import (
     text_of,
 )
 
-# Marks that belong to a chat template and never to an answer: <|im_end|>, <think>, ◁think▷, [EOS], DeepSeek's <｜…｜>.
+# Marks that belong to a chat template and never to an answer: <|im_end|>, <think>, ◁think▷, [EOS], DeepSeek's <｜…｜>,
+# and what is left of gpt-oss's header if its special tokens are removed: assistantfinal.
 TEMPLATE_MARKS = re.compile(
     r"<\|[A-Za-z0-9_▁]{1,40}\|>|<｜[^｜\n]{1,40}｜>|</?think(?:ing)?>|◁/?think▷|\[(?:BOS|EOS|EOT|PAD)\]"
     r"|<\|?/?tool_calls?(?:_begin|_end)?\|?>|<(?:bos|eos|pad|unk|end_of_turn|start_of_turn)>|</s>|\[/?INST\]"
+    r"|\bassistant(?:analysis|commentary|final)"
 )
 BROKEN_TEXT = "\ufffd"  # what half a character becomes
 NULL_WORDS = ("null", "None", "undefined", "[object Object]")
@@ -291,8 +293,9 @@ class _ChatStream:
             else:
                 self.violations.add("format", f"a choice's delta is {shorten(delta)}, not an object")
             self.tokens += parse_token_logprobs(choice)
-            if choice.get("finish_reason"):
-                self.finish_reasons.append(str(choice["finish_reason"]))
+            finish = choice.get("finish_reason")
+            self.violations.require(finish != "", "finish_reason is '' and not null inside a stream", "style")
+            self.finish_reasons += [str(finish)] if finish else []
 
     def _add_delta(self, delta: dict[str, object]) -> None:
         for key in ("content", "reasoning_content", "reasoning"):
@@ -312,8 +315,7 @@ class _ChatStream:
         if has_content and self.finish_reasons:
             self.violations.add("format", "text after the finish_reason")
         answer_began = bool(self.calls) or any(piece.strip() for piece in self.content)
-        if reasoning.strip() and answer_began:
-            self.in_order = False
+        self.in_order = self.in_order and not (reasoning.strip() and answer_began)
         self.chunks += has_content
         self.content.append(content)
         self.reasoning.append(reasoning)

@@ -70,6 +70,10 @@ async def send_response(session: CheckSession, body: dict[str, object], *, allow
     return await session.send_request("responses", body, parse, allow_marks=allow_marks)
 
 
+def _item_id(item: dict[str, object]) -> str:
+    return text_of(item.get("id")) or text_of(item.get("call_id"))  # llama.cpp's calls have no id
+
+
 def _unreadable(violations: Violations, reason: str) -> ChatAnswer:
     violations.add("format", reason, fatal=True)
     return ChatAnswer(violations=violations.items)
@@ -145,6 +149,8 @@ def parse_response_stream(exchange: HttpExchange) -> ChatAnswer:
     order: list[str] = []
     numbers: list[int] = []
     open_items: dict[str, str] = {}  # by id: the type of an item that is not done
+    parts: dict[str, int] = {}  # by id of item: the content parts that were announced
+    done: list[str] = []
     pieces = dict.fromkeys(DELTAS, "")
     final: dict[str, object] = {}
     for name, data in parse_events(exchange.response):
@@ -164,16 +170,22 @@ def parse_response_stream(exchange: HttpExchange) -> ChatAnswer:
         numbers += [body["sequence_number"]] if is_count(body.get("sequence_number")) else []
         order.append(kind)
         item = object_of(body.get("item"))
-        identity = text_of(item.get("id")) or text_of(item.get("call_id"))
+        identity = _item_id(item)
         if kind == "response.output_item.added":
             open_items[identity] = text_of(item.get("type"))
+        elif kind == "response.content_part.added":
+            parts[text_of(body.get("item_id"))] = parts.get(text_of(body.get("item_id")), 0) + 1
         elif kind == "response.output_item.done":
+            done.append(identity)
             known = open_items.pop(identity, "") == item.get("type")
             violations.require(known, f"an item ends that is not open: {shorten(item)}")
         elif kind in DELTAS:
             is_open = open_items.get(text_of(body.get("item_id"))) == DELTAS[kind]
             violations.require(is_open, f"{kind} for an item that is not open: {shorten(body.get('item_id'))}")
             pieces[kind] += text_of(body.get("delta"))
+            part = body.get("content_index", 0)
+            known = not is_count(part) or part < parts.get(text_of(body.get("item_id")), part + 1)
+            violations.require(known, "a piece belongs to a content_index that was not announced")
             placed = is_count(body.get("output_index"))
             violations.require(placed, "pieces without output_index, by which SDKs assemble a stream", "style")
         elif kind in LAST_EVENTS:
@@ -184,6 +196,8 @@ def parse_response_stream(exchange: HttpExchange) -> ChatAnswer:
     if not final:
         return _unreadable(violations, f"the stream ends with {order[-1] if order else 'nothing'}, not completed")
     answer = _read_response(violations, final, text_of(object_of(exchange.request).get("model")))
+    same = [_item_id(item) for item in objects_of(final.get("output"))] == done
+    violations.require(same, "the items of the last event have other ids than those that came", "style")
     arguments = "".join(call.arguments for call in answer.calls)
     for came, text in zip(pieces.values(), (answer.content, arguments), strict=True):
         if came.strip() != text.strip():

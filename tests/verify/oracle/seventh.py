@@ -203,7 +203,12 @@ def no_empty_reasoning(body: Body) -> Body:
 def words_and_thoughts(asked: Request, body: Body) -> Response | None:
     """A turn with words, thoughts and calls breaks the template."""
     for turn in body.get("messages") or ():
-        if turn.get("tool_calls") and turn.get("content") and (turn.get("reasoning_content") or turn.get("reasoning")):
+        if (
+            isinstance(turn, dict)
+            and turn.get("tool_calls")
+            and turn.get("content")
+            and (turn.get("reasoning_content") or turn.get("reasoning"))
+        ):
             return error(500, "Cannot pass both content and thinking in an assistant message with tool calls!")
     return None
 

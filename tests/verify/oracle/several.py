@@ -31,6 +31,8 @@ def from_response(body: Body) -> Body:
                 turns[-1]["tool_calls"].append(call)
             else:
                 turns.append({"role": "assistant", "content": "", "tool_calls": [call]})
+        elif item.get("type") == "reasoning":
+            continue
         elif item.get("type") == "function_call_output":
             turns.append({"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]})
         else:
