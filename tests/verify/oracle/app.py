@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager
 from typing import Any
 
+from moebox.stream.sse import parse_events
+
 from . import chat, several, wire
 from .faults import Fault
 from .rates import drawn, named
@@ -119,8 +121,8 @@ async def choices(body: dict[str, Any], fault: Fault) -> Response:
     streams = []
     for each in made:
         raw = [piece async for piece in (fault.stream(each) if fault.stream else events(chat.chunks(each)))]
-        lines = b"".join(raw).decode().split("\n\n")
-        streams.append([json.loads(line[6:]) for line in lines if line.startswith("data: {")])
+        found = [data for _, data in parse_events(b"".join(raw).decode(errors="replace"))]
+        streams.append([json.loads(data) for data in found if data.startswith("{")])
     sent = several.interleaved(streams)
     sent = fault.several_chunks(sent) if fault.several_chunks else sent
     return StreamingResponse(events(sent), headers={"content-type": fault.media})

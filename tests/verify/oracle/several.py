@@ -122,7 +122,8 @@ def _sum(usages: list[Body]) -> Body:
 def interleaved(streams: list[list[Body]]) -> list[Body]:
     """The chunks of several answers in turn, and the counts of all at the end."""
     usages = [chunk["usage"] for stream in streams for chunk in stream if chunk.get("usage")]
-    head = {key: streams[0][0][key] for key in ("id", "object", "created", "model")}
+    first = next(chunk for chunk in streams[0] if chunk["choices"])
+    head = {key: first[key] for key in ("id", "object", "created", "model") if key in first}
     sent = [
         {**chunk, **head, "choices": [{**chunk["choices"][0], "index": index}]}
         for row in itertools.zip_longest(*streams)
