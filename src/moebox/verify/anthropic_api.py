@@ -72,16 +72,16 @@ def parse_message(exchange: HttpExchange) -> ChatAnswer:
     try:
         body = parse_strict_json(exchange.response)
     except ValueError as problem:
-        return _unreadable_message(violations, f"the message is not JSON: {problem}")
+        return unreadable_answer(violations, f"the message is not JSON: {problem}")
     if not isinstance(body, dict) or not isinstance(body.get("content"), list):
-        return _unreadable_message(violations, f"not a message of this API: {shorten(body)}")
+        return unreadable_answer(violations, f"not a message of this API: {shorten(body)}")
     _check_header(violations, body, object_of(exchange.request))
     _check_usage(violations, body.get("usage"), least=1)
     violations.require("stop_sequence" in body, "the message has no stop_sequence", "style")
     return _build_message(violations, body, objects_of(body["content"]), body.get("stop_reason"), body.get("usage"))
 
 
-def _unreadable_message(violations: Violations, reason: str) -> ChatAnswer:
+def unreadable_answer(violations: Violations, reason: str) -> ChatAnswer:
     violations.add("format", reason, fatal=True)
     return ChatAnswer(violations=violations.items)
 
@@ -150,7 +150,7 @@ def parse_message_stream(exchange: HttpExchange) -> ChatAnswer:
     media_type = exchange.headers.get("content-type", "")
     stream = _MessageStream(object_of(exchange.request))
     if "text/event-stream" not in media_type.lower():
-        return _unreadable_message(stream.violations, f"requested a stream, got {media_type or 'no content type'}")
+        return unreadable_answer(stream.violations, f"requested a stream, got {media_type or 'no content type'}")
     for name, data in parse_events(exchange.response):
         if data.strip() == "[DONE]":
             stream.violations.add("style", "[DONE] at the end, which this API does not have")
@@ -158,9 +158,9 @@ def parse_message_stream(exchange: HttpExchange) -> ChatAnswer:
         try:
             body = parse_strict_json(data)
         except ValueError as problem:
-            return _unreadable_message(stream.violations, f"an event is not JSON ({problem}): {shorten(data)}")
+            return unreadable_answer(stream.violations, f"an event is not JSON ({problem}): {shorten(data)}")
         if not isinstance(body, dict) or not isinstance(body.get("type"), str):
-            return _unreadable_message(stream.violations, f"an event without a type: {shorten(data)}")
+            return unreadable_answer(stream.violations, f"an event without a type: {shorten(data)}")
         stream.violations.require(name == body["type"], f"an event called {name!r} is of type {body['type']!r}")
         stream.add_event(body)
     return stream.build_message()
@@ -237,7 +237,7 @@ class _MessageStream:
     def build_message(self) -> ChatAnswer:
         order, violations = self.order, self.violations
         if not order:
-            return _unreadable_message(violations, "an empty stream")
+            return unreadable_answer(violations, "an empty stream")
         violations.require(order[-1] == "message_stop", lambda: f"the stream ends with {order[-1]}, not message_stop")
         violations.require(not self.open, "a content block is opened and never closed")
         violations.require("message_delta" in order, "no message_delta, so the stop reason is unknown", "finish")

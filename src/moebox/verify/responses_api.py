@@ -10,8 +10,9 @@ from typing import Any
 from moebox.core.verdict import HttpExchange
 from moebox.phantom.question import Question, ToolCall
 from moebox.stream.sse import parse_events
+from moebox.verify.anthropic_api import unreadable_answer
 from moebox.verify.completions import ChatAnswer
-from moebox.verify.trials import CheckSession
+from moebox.verify.trials import CheckSession, Request
 from moebox.verify.violations import (
     Violations,
     check_model_name,
@@ -30,10 +31,8 @@ LAST_EVENTS = ("response.completed", "response.incomplete", "response.failed")
 DELTAS = {"response.output_text.delta": "message", "response.function_call_arguments.delta": "function_call"}
 
 
-def response_request(
-    session: CheckSession, question: Question, *, stream: bool = False, **more: object
-) -> dict[str, object]:
-    body: dict[str, object] = {
+def response_request(session: CheckSession, question: Question, *, stream: bool = False, **more: object) -> Request:
+    body: Request = {
         "model": session.endpoint.model,
         "input": input_items(question),
         "temperature": 0,
@@ -54,17 +53,17 @@ def input_items(question: Question) -> list[dict[str, object]]:
     items: list[dict[str, object]] = []
     for turn in question.messages:
         if turn["role"] == "tool":
-            output = {"call_id": turn["tool_call_id"], "output": turn["content"]}
-            items.append({"type": "function_call_output", **output})
+            items.append({"type": "function_call_output", "call_id": turn["tool_call_id"], "output": turn["content"]})
         elif turn.get("tool_calls"):
-            calls = turn["tool_calls"]
-            items += [{"type": "function_call", "call_id": call["id"], **call["function"]} for call in calls]
+            items += [
+                {"type": "function_call", "call_id": each["id"], **each["function"]} for each in turn["tool_calls"]
+            ]
         else:
             items.append({"role": turn["role"], "content": turn["content"]})
     return items
 
 
-async def send_response(session: CheckSession, body: dict[str, object], *, allow_marks: bool = False) -> ChatAnswer:
+async def send_response(session: CheckSession, body: Request, *, allow_marks: bool = False) -> ChatAnswer:
     """Send one request; see CheckSession.send_request."""
     parse = parse_response_stream if body["stream"] else parse_response
     return await session.send_request("responses", body, parse, allow_marks=allow_marks)
@@ -74,20 +73,15 @@ def _item_id(item: dict[str, object]) -> str:
     return text_of(item.get("id")) or text_of(item.get("call_id"))  # llama.cpp's calls have no id
 
 
-def _unreadable(violations: Violations, reason: str) -> ChatAnswer:
-    violations.add("format", reason, fatal=True)
-    return ChatAnswer(violations=violations.items)
-
-
 def parse_response(exchange: HttpExchange) -> ChatAnswer:
     """Read a response that is not streamed."""
     violations = Violations()
     try:
         body = parse_strict_json(exchange.response)
     except ValueError as problem:
-        return _unreadable(violations, f"the response is not JSON: {problem}")
+        return unreadable_answer(violations, f"the response is not JSON: {problem}")
     if not isinstance(body, dict) or not isinstance(body.get("output"), list):
-        return _unreadable(violations, f"not a response of this API: {shorten(body)}")
+        return unreadable_answer(violations, f"not a response of this API: {shorten(body)}")
     return _read_response(violations, body, text_of(object_of(exchange.request).get("model")))
 
 
@@ -104,22 +98,20 @@ def _read_response(violations: Violations, body: dict[str, object], model: str) 
         kind = item.get("type")
         parts = objects_of(item.get("content"))
         if kind == "message":
-            violations.require(item.get("role") == "assistant", lambda: f"a message's role: {shorten(item)}")  # noqa: B023
-            for part in parts:
-                if part.get("type") == "output_text" and not isinstance(part.get("text"), str):
-                    violations.add("format", f"an output_text without text: {shorten(part)}")
-                texts += text_of(part.get("text"))
+            violations.require(item.get("role") == "assistant", f"a message's role: {shorten(item)}")
+            written = [part.get("text", part.get("refusal")) for part in parts]
+            violations.require(set(map(type, written)) <= {str}, f"a part without text: {shorten(parts)}")
+            texts += "".join(map(text_of, written))
         elif kind == "reasoning":
             thoughts += "".join(text_of(part.get("text")) for part in parts or objects_of(item.get("summary")))
         elif kind == "function_call":
             call_id, name, arguments = item.get("call_id"), item.get("name"), item.get("arguments")
-            if not (is_text(call_id) and is_text(name)):
-                violations.add("format", f"a function_call without call_id or name: {shorten(item)}")
-            if not isinstance(arguments, str):
-                violations.add("format", f"the arguments of a function_call are {shorten(arguments)}, not a string")
+            named = is_text(call_id) and is_text(name)
+            violations.require(named, f"a function_call without call_id or name: {shorten(item)}")
+            as_text = isinstance(arguments, str)
+            violations.require(as_text, f"arguments of a function_call are {shorten(arguments)}, not a string")
             calls.append(ToolCall(id=text_of(call_id), name=text_of(name), arguments=text_of(arguments)))
-        elif not is_text(kind):
-            violations.add("format", f"an item without a type: {shorten(item)}")
+        violations.require(is_text(kind), f"an item without a type: {shorten(item)}")
     violations.require(len({call.id for call in calls}) == len(calls), "two function_calls share a call_id")
     cut = object_of(body.get("incomplete_details")).get("reason")
     violations.require(status in ("completed", "incomplete"), lambda: f"status is {shorten(status)}", "finish")
@@ -145,7 +137,7 @@ def parse_response_stream(exchange: HttpExchange) -> ChatAnswer:
     media_type = exchange.headers.get("content-type", "")
     violations = Violations()
     if "text/event-stream" not in media_type.lower():
-        return _unreadable(violations, f"requested a stream, got {media_type or 'no content type'}")
+        return unreadable_answer(violations, f"requested a stream, got {media_type or 'no content type'}")
     order: list[str] = []
     numbers: list[int] = []
     open_items: dict[str, str] = {}  # by id: the type of an item that is not done
@@ -159,15 +151,15 @@ def parse_response_stream(exchange: HttpExchange) -> ChatAnswer:
         try:
             body: dict[str, Any] = object_of(parse_strict_json(data))
         except ValueError as problem:
-            return _unreadable(violations, f"an event is not JSON ({problem}): {shorten(data)}")
+            return unreadable_answer(violations, f"an event is not JSON ({problem}): {shorten(data)}")
         kind = text_of(body.get("type"))
         if kind in ("error", "response.failed"):
-            return _unreadable(violations, f"an error inside the stream: {shorten(body, 160)}")
-        violations.require(is_text(kind), lambda: f"an event without a type: {shorten(data)}")  # noqa: B023
+            return unreadable_answer(violations, f"an error inside the stream: {shorten(body, 160)}")
+        violations.require(is_text(kind), f"an event without a type: {shorten(data)}")
         violations.require(name in ("", kind), f"an event called {name!r} is of type {kind!r}")
-        violations.require(not final, lambda: f"{kind} after the end of the response")  # noqa: B023
+        violations.require(not final, f"{kind} after the end of the response")
         violations.require(bool(order) or kind == "response.created", f"the stream begins with {kind}")
-        numbers += [body["sequence_number"]] if is_count(body.get("sequence_number")) else []
+        numbers += filter(is_count, [body.get("sequence_number")])
         order.append(kind)
         item = object_of(body.get("item"))
         identity = _item_id(item)
@@ -194,12 +186,12 @@ def parse_response_stream(exchange: HttpExchange) -> ChatAnswer:
     violations.require(numbers == sorted(set(numbers)), "sequence_number does not grow with each event")
     violations.require(not open_items, "an item is opened and never done")
     if not final:
-        return _unreadable(violations, f"the stream ends with {order[-1] if order else 'nothing'}, not completed")
+        return unreadable_answer(violations, f"the stream ends with {order[-1] if order else 'nothing'}, not completed")
     answer = _read_response(violations, final, text_of(object_of(exchange.request).get("model")))
     same = [_item_id(item) for item in objects_of(final.get("output"))] == done
     violations.require(same, "the items of the last event have other ids than those that came", "style")
     arguments = "".join(call.arguments for call in answer.calls)
     for came, text in zip(pieces.values(), (answer.content, arguments), strict=True):
-        if came.strip() != text.strip():
-            violations.add("format", f"the pieces are {shorten(came[-40:])}, the whole is {shorten(text[-40:])}")
+        reason = f"the pieces are {shorten(came[-40:])}, the whole is {shorten(text[-40:])}"
+        violations.require(came.strip() == text.strip(), reason)
     return replace(answer, stream=True, chunks=len(order), violations=violations.items)

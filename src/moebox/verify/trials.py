@@ -46,7 +46,9 @@ class TrialOutcome:
 
 PASSED = TrialOutcome()
 Attempt = Callable[[bool], Awaitable[TrialOutcome]]  # one trial, streamed or not
-Judge = Callable[[Question, Any], str]  # of a ChatAnswer, or a reply of another API
+Judge = Callable[[Question, ChatAnswer], str]
+Request = dict[str, object]
+Parser = Callable[[HttpExchange], ChatAnswer]
 
 
 def server_failure(reason: str) -> TrialOutcome:
@@ -168,8 +170,8 @@ class CheckSession(ServerSession):
     async def send_request(
         self,
         path: str,
-        body: dict[str, object],
-        parse: Callable[[HttpExchange], ChatAnswer],
+        body: Request,
+        parse: Parser,
         *,
         headers: dict[str, str] | None = None,
         allow_marks: bool = False,

@@ -11,7 +11,7 @@ from moebox.verify.causes import parse_chat
 from moebox.verify.checks.tools import judge_calls
 from moebox.verify.session import ProbeFailed, ProbeWarning, raise_for_failure, require_token_count, skip_if_rejected
 from moebox.verify.trials import PASSED, CheckSession, TrialOutcome, judge_answer, model_failure, server_failure
-from moebox.verify.violations import is_count, object_of, objects_of, parse_strict_json
+from moebox.verify.violations import is_count, object_of, objects_of, parse_json_or
 
 CHOICES = 2
 ALL_COUNTED = 0.75  # of the tokens of as many single answers: the end of a turn may not count
@@ -20,27 +20,22 @@ ALL_COUNTED = 0.75  # of the tokens of as many single answers: the end of a turn
 def split_choices(exchange: HttpExchange) -> dict[int, HttpExchange]:
     """One exchange for each choice, as if it had been requested alone. Raise ProbeFailed for an index given twice."""
     stream = bool(object_of(exchange.request).get("stream"))
-    bodies = [data for _, data in parse_events(exchange.response)] if stream else [exchange.response]
-    parts: dict[int, list[str]] = {}
-    shared: list[str] = []
-    for data in bodies:
-        try:
-            body = object_of(parse_strict_json(data))
-        except ValueError:
-            body = {}
-        choices = objects_of(body.get("choices"))
-        if not choices:  # token counts, [DONE]
-            shared.append(data)
-        for choice in choices:
-            index = choice.get("index")
-            if not is_count(index) or (index in parts and not stream):
-                raise ProbeFailed(f"the indexes of the choices are {[each.get('index') for each in choices]}")
-            parts.setdefault(index, []).append(json.dumps({**body, "choices": [{**choice, "index": 0}]}))
-    joined = {index: [*texts, *shared] if stream else texts for index, texts in parts.items()}
-    return {
-        index: replace(exchange, response="".join(f"data: {text}\n\n" for text in texts) if stream else texts[0])
-        for index, texts in joined.items()
-    }
+    texts = [data for _, data in parse_events(exchange.response)] if stream else [exchange.response]
+    bodies = [object_of(parse_json_or(text, {})) for text in texts]
+    indexes = [choice.get("index") for body in bodies for choice in objects_of(body.get("choices"))]
+    if not all(map(is_count, indexes)) or (not stream and len(set(indexes)) < len(indexes)):
+        raise ProbeFailed(f"the indexes of the choices are {indexes}")
+    parts: dict[int, HttpExchange] = {}
+    for index in sorted({each for each in indexes if is_count(each)}):
+        own = [json.dumps(_select_choice(body, index)) for body in bodies if body]
+        events = "".join(f"data: {text}\n\n" for text in (*own, *["[DONE]"] * texts.count("[DONE]")))
+        parts[index] = replace(exchange, response=events if stream else own[0])
+    return parts
+
+
+def _select_choice(body: dict[str, object], index: int) -> dict[str, object]:
+    mine = [{**choice, "index": 0} for choice in objects_of(body.get("choices")) if choice.get("index") == index]
+    return {**body, "choices": mine}
 
 
 async def probe_choices(session: CheckSession) -> str | ProbeWarning:

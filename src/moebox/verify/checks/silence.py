@@ -1,16 +1,20 @@
 """Silence inside streams: how long no byte comes, why, and whose timeouts that breaks."""
 
+import re
+
 from moebox.core import catalogue
 from moebox.core.verdict import HttpExchange
-from moebox.stream.sse import parse_events
 from moebox.units import plural
-from moebox.verify.completions import parse_chat_stream, reasoning_text
+from moebox.verify.completions import parse_chat_stream
 from moebox.verify.session import ProbeSkipped, ProbeWarning
 from moebox.verify.trials import CheckSession
-from moebox.verify.violations import object_of, objects_of, parse_strict_json, text_of
 
 MIN_TOKENS = 32  # of a text in one piece: more than draft tokens or a stream interval of some servers explain
 ONE_PIECE = 0.9  # of a text in one piece: the parser waits for its end
+PIECES = {
+    part: re.compile(rf'"{key}":\s*"((?:[^"\\]|\\.)*)"')
+    for part, key in (("tool calls", "arguments"), ("reasoning", "reasoning(?:_content)?"))
+}
 LONG_TOKENS = {"tool calls": 8000, "reasoning": 16_000}  # a file of about 30 kB; reasoning about a hard question
 
 
@@ -48,17 +52,9 @@ def broken_timeouts(seconds: float) -> str:
 
 def buffered_tokens(exchange: HttpExchange, part: str) -> int:
     """Tokens, about, of arguments or reasoning that came in one piece; 0 if they came as they were written."""
-    pieces: list[int] = []
-    for _, data in parse_events(exchange.response):
-        choices = objects_of(object_of(parse_strict_json(data)).get("choices")) if data.strip() != "[DONE]" else []
-        for delta in (object_of(choice.get("delta")) for choice in choices):
-            calls = [object_of(call.get("function")) for call in objects_of(delta.get("tool_calls"))]
-            texts = (
-                [text_of(call.get("arguments")) for call in calls] if part == "tool calls" else [reasoning_text(delta)]
-            )
-            pieces += [len(text) for text in texts if text]
     answer = parse_chat_stream(exchange)
-    parts = (answer.content, answer.reasoning, *(call.name + call.arguments for call in answer.calls))
-    tokens = (answer.token_count("completion") or 0) * max(pieces, default=0) / (sum(map(len, parts)) or 1)
-    whole = max(pieces, default=0) >= ONE_PIECE * sum(pieces)
-    return round(tokens) if whole and tokens >= MIN_TOKENS else 0
+    sizes = [len(piece) for piece in PIECES[part].findall(exchange.response)]
+    most, calls = max(sizes, default=0), "".join(call.name + call.arguments for call in answer.calls)
+    shown = len(answer.content + answer.reasoning + calls)
+    tokens = (answer.token_count("completion") or 0) * most / max(shown, most, 1)
+    return round(tokens) if most >= ONE_PIECE * sum(sizes) and tokens >= MIN_TOKENS else 0

@@ -18,7 +18,7 @@ from moebox.verify.trials import (
     judge_answer,
     server_failure,
 )
-from moebox.verify.violations import CLOCK_TOKENS, parse_strict_json
+from moebox.verify.violations import CLOCK_TOKENS, parse_json_or
 
 FAMILIES = ("copy", "copy", "secret", "sums")  # with little freedom: the same answer every time at temperature 0
 MIN_PIECES = 3
@@ -68,16 +68,9 @@ def _mode_difference(whole: ChatAnswer, pieces: ChatAnswer) -> str:
     for name, a, b in (("", whole.content, pieces.content), ("reasoning ", whole.reasoning, pieces.reasoning)):
         if a.rstrip() != b.rstrip():
             return name + first_difference(a, b)
-    made, came = ([(call.name, _as_value(call.arguments)) for call in each.calls] for each in (whole, pieces))
+    # As values: blanks and escapes do not matter
+    made, came = ([(call.name, parse_json_or(call.arguments, call)) for call in each.calls] for each in (whole, pieces))
     return "" if made == came else f"the calls {made} came streamed as {came}"
-
-
-def _as_value(arguments: str) -> object:
-    """Arguments as a value, so that blanks and escapes do not matter; text that is not JSON as it is."""
-    try:
-        return parse_strict_json(arguments)
-    except ValueError:
-        return arguments
 
 
 def first_difference(whole: str, pieces: str, names: tuple[str, str] = ("whole", "streamed")) -> str:
