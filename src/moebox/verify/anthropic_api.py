@@ -119,12 +119,10 @@ def _build_message(
             texts[str(kind)] += str(block.get(str(kind)) or "")
         elif kind == "tool_use":
             identity, name, given = block.get("id"), block.get("name"), block.get("input")
-            if not is_text(identity):
-                violations.add("format", f"a tool_use block's id: {shorten(block)}")
-            if not is_text(name):
-                violations.add("format", f"a tool_use's name: {shorten(block)}")
-            if not isinstance(given, dict):
-                violations.add("format", f"the input of a tool_use is {shorten(given)}, not an object")
+            violations.require(is_text(identity), f"a tool_use block's id: {shorten(block)}")
+            violations.require(is_text(name), f"a tool_use's name: {shorten(block)}")
+            is_object = isinstance(given, dict)
+            violations.require(is_object, f"the input of a tool_use is {shorten(given)}, not an object")
             calls.append(ToolCall(id=str(identity or ""), name=str(name or ""), arguments=json.dumps(given)))
         elif not is_text(kind):
             violations.add("format", f"a block without a type: {shorten(block)}")

@@ -48,6 +48,7 @@ PASSED = TrialOutcome()
 Attempt = Callable[[bool], Awaitable[TrialOutcome]]  # one trial, streamed or not
 Judge = Callable[[Question, ChatAnswer], str]
 Request = dict[str, object]
+Headers = dict[str, str]
 Parser = Callable[[HttpExchange], ChatAnswer]
 
 
@@ -168,13 +169,7 @@ class CheckSession(ServerSession):
         return await self.run_trials(kind, attempt, share, least, stream=True)
 
     async def send_request(
-        self,
-        path: str,
-        body: Request,
-        parse: Parser,
-        *,
-        headers: dict[str, str] | None = None,
-        allow_marks: bool = False,
+        self, path: str, body: Request, parse: Parser, *, headers: Headers | None = None, allow_marks: bool = False
     ) -> ChatAnswer:
         """Send one request of another API than chat completions, and count the violations of the reply.
 

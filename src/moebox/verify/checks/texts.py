@@ -48,6 +48,7 @@ _CHANGES: dict[str, Callable[[str], str]] = {
     "upper case": str.upper,
     "escapes read once more": lambda text: text.replace(r"\n", "\n").replace(r"\t", "\t").replace(r"\u00e9", "é"),
     "line ends and tabs read once more": lambda text: text.replace(r"\n", "\n").replace(r"\t", "\t"),
+    **{row["name"]: partial(re.sub, row["pattern"], row["by"]) for row in _TEXTS["rewrite"]},
     "white space made one blank": lambda text: " ".join(text.split()),
     "marks escaped for pages": partial(html.escape, quote=False),
     "straightened marks": lambda text: text.translate(str.maketrans("“”–…", '""-.')),
@@ -55,7 +56,6 @@ _CHANGES: dict[str, Callable[[str], str]] = {
         row["name"]: lambda text, row=row: text.encode(row["write"], row["errors"]).decode(row["read"], "replace")  # type: ignore[misc]
         for row in _TEXTS["code_page"]
     },
-    **{row["name"]: partial(re.sub, row["pattern"], row["by"]) for row in _TEXTS["rewrite"]},
 }
 
 
