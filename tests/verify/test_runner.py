@@ -85,6 +85,7 @@ ONCE_MISSED = {
     "ranges-ignored": ("json",),
     "fences-stripped": ("prompts",),
     "only-sixteen-tools": ("prompts",),
+    "connections-end-after-ten": ("errors",),
 }
 # The same of the fourth to seventh families, for which few trials are enough.
 SEEN_AT_ONCE = {
@@ -152,7 +153,6 @@ SEEN_AT_ONCE = {
     "mail-redacted-in-calls": ("prompts",),
     "parameters-undescribed": ("prompts",),
     "nonsense-when-warm": ("cache",),
-    "connections-end-after-ten": ("errors",),
     "arguments-lost-after-empty-call": ("tools",),
     "last-thoughts-lost": ("thinking",),
     "finish-empty-string": ("streaming",),
