@@ -5,7 +5,6 @@ A reply becomes a ChatAnswer, so that the judges of chat completions read it: `i
 """
 
 from dataclasses import replace
-from typing import Any
 
 from moebox.core.verdict import HttpExchange
 from moebox.phantom.question import Question, ToolCall
@@ -149,7 +148,7 @@ def parse_response_stream(exchange: HttpExchange) -> ChatAnswer:
         if data.strip() == "[DONE]":
             continue  # SGLang ends so too
         try:
-            body: dict[str, Any] = object_of(parse_strict_json(data))
+            body = object_of(parse_strict_json(data))
         except ValueError as problem:
             return unreadable_answer(violations, f"an event is not JSON ({problem}): {shorten(data)}")
         kind = text_of(body.get("type"))

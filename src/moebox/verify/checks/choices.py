@@ -1,6 +1,7 @@
 """Several choices of one request (`n`): as many as requested, each complete, and all of them counted."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -45,7 +46,7 @@ async def probe_choices(session: CheckSession) -> str | ProbeWarning:
     async def attempt(stream: bool, family: str) -> TrialOutcome:
         nonlocal ignored
         question = session.draw(family)
-        settings: dict[str, Any] = {
+        settings: Mapping[str, Any] = {
             "max_tokens": question.max_tokens,
             "tools": list(question.tools) or None,
             "stream": stream or None,
