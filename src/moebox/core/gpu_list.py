@@ -1,7 +1,6 @@
 """The GPUs of a box that a recipe uses."""
 
 from moebox.core.box import Box, Gpu
-from moebox.core.plan import DeviceMemory
 from moebox.core.recipe import Recipe
 
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
@@ -40,10 +39,3 @@ def largest_gpus(box: Box, count: int) -> tuple[int, ...]:
     gpus = all_gpus(box)
     order = sorted(range(len(gpus)), key=lambda i: (-gpus[i].memory, -gpus[i].bandwidth, i))
     return tuple(sorted(order[:count]))
-
-
-def idle_device_memory(index: int, gpu: Gpu, bytes_held: int) -> DeviceMemory:
-    """The memory of a GPU that the recipe does not use; other programs hold `bytes_held`."""
-    return DeviceMemory(
-        device=f"gpu{index}", total=gpu.memory, weights={}, overhead=bytes_held, free=gpu.memory - bytes_held
-    )

@@ -71,7 +71,10 @@ class ShortBox:
 
 def parse_box(text: str, *, ram: str = "", ram_bandwidth: str = "") -> Box:
     """Return the box called `text`, or in the file at that path; `ram` and `ram_bandwidth` take precedence."""
-    box = box_from_file(Path(text)) if is_box_file(text) else box_from_name(text)
+    if not is_box_file(text):
+        return parse_box_name(text, ram=ram, ram_bandwidth=ram_bandwidth)
+    path = Path(text)
+    box = _box_from_toml(codec.load_toml(path), where=str(path), name=path.stem)
     return _complete_box(box, text, ram, ram_bandwidth)
 
 
@@ -230,10 +233,6 @@ def _described_gpu(name: str, row: DescribedGpu, where: str) -> Gpu:
         unverified=("bandwidth", "bf16", "fp8", "fp4", "sms"),
         source=f"{where}; otherwise as {like.title}",
     )
-
-
-def box_from_file(path: Path) -> Box:
-    return _box_from_toml(codec.load_toml(path), where=str(path), name=path.stem)
 
 
 def box_from_document(document: dict[str, object], *, where: str, ram: str = "", ram_bandwidth: str = "") -> Box:

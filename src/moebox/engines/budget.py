@@ -41,11 +41,10 @@ def device_memory(
 
 def all_gpu_memory(gpus: Sequence[Gpu], used: Mapping[int, DeviceMemory]) -> tuple[DeviceMemory, ...]:
     """Return all GPUs in order; an unused one holds what other programs hold."""
-    devices = []
-    for index, gpu in enumerate(gpus):
-        idle = gpu_list.idle_device_memory
-        devices.append(used[index] if index in used else idle(index, gpu, reserved_bytes(gpu)))
-    return tuple(devices)
+    return tuple(
+        used.get(index) or device_memory(f"gpu{index}", gpu.memory, {}, overhead=reserved_bytes(gpu))
+        for index, gpu in enumerate(gpus)
+    )
 
 
 def add_host_memory(box: Box, gpus: Sequence[DeviceMemory], ram: DeviceMemory) -> tuple[DeviceMemory, ...]:

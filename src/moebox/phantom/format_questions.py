@@ -16,18 +16,8 @@ from moebox.phantom.text_questions import PROMPTS, REASONING
 _KEYS = catalogue.load_table("questions")["json_keys"]
 
 
-def json_object_question(rng: random.Random, *, thinking: bool) -> Question:
-    """An object requested with `response_format` json_object."""
-    return _record_question("json_object", rng, thinking)
-
-
-def json_schema_question(rng: random.Random, *, thinking: bool) -> Question:
-    """An object requested with a schema, so that constrained decoding is used."""
-    return _record_question("json_schema", rng, thinking)
-
-
-def _record_question(family: str, rng: random.Random, thinking: bool) -> Question:
-    """Values in the question to be copied into an object."""
+def record_question(family: str, rng: random.Random, *, thinking: bool) -> Question:
+    """Values in the question to be copied into an object, which json_schema requests by its schema."""
     keys = rng.sample(list(_KEYS), rng.choice((1, 2, 3, 3, 4)))
     record = {key: vocabulary.value_generator(_KEYS[key]["draw"])(rng) for key in keys}
     shown = {key: str(value).lower() if isinstance(value, bool) else value for key, value in record.items()}

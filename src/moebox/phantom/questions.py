@@ -8,6 +8,7 @@ competent model passes; the judges allow Markdown fences, extra words and thousa
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from moebox.phantom import format_questions, text_questions, tool_questions
@@ -27,8 +28,8 @@ class QuestionFamily:
 _MAKERS: dict[str, Any] = {
     "plain": text_questions.plain_question,
     "sums": text_questions.sum_question,
-    "json_object": format_questions.json_object_question,
-    "json_schema": format_questions.json_schema_question,
+    "json_object": partial(format_questions.record_question, "json_object"),
+    "json_schema": partial(format_questions.record_question, "json_schema"),
     "code": format_questions.code_question,
     "tool_none": tool_questions.tool_none_question,
     "tool_call": tool_questions.tool_call_question,

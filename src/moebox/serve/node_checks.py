@@ -40,11 +40,7 @@ def check_nodes(deployment: Deployment, config: ConductorConfig, run: Run) -> No
     run.add_event(NodesProbed(nodes=tuple(facts)))
     require_same_setup(facts, config.names)
     ways = measure_links(config, rendezvous_port(deployment), workers_listen=bool(deployment.engine.worker_programs))
-    link = NodeLink(
-        tcp=min((way.tcp for way in ways), default=0.0),
-        round_trip_us=max((way.round_trip_us for way in ways), default=0.0),
-        rdma=min(node.rdma for node in facts),
-    )
+    link = slowest_link(ways, facts)
     run.add_event(
         NodesReached(tcp_bytes_s=link.tcp, round_trip_us=round(link.round_trip_us, 1), rdma_bytes_s=link.rdma)
     )
@@ -142,10 +138,13 @@ def with_measured_network(box: Box, link: NodeLink, *, tcp_only: bool) -> Box:
 def survey_links(config: ConductorConfig, port: int) -> NodeLink:
     """Measure the network between nodes on which nothing is started."""
     facts = [codec.decode(NodeFacts, node, where="a node") for node in _agent_replies(config, "probe", **NOTHING)]
-    ways = measure_links(config, port)
+    return slowest_link(measure_links(config, port), facts)
+
+
+def slowest_link(ways: list[NodeLink], facts: list[NodeFacts]) -> NodeLink:
     return NodeLink(
-        tcp=min(way.tcp for way in ways),
-        round_trip_us=max(way.round_trip_us for way in ways),
+        tcp=min((way.tcp for way in ways), default=0.0),
+        round_trip_us=max((way.round_trip_us for way in ways), default=0.0),
         rdma=min(node.rdma for node in facts),
     )
 

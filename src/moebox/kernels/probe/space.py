@@ -64,11 +64,6 @@ def extend_choices(width: int) -> list[Choice]:
     return [choice for choice in everything if choice["num_stages"] * choice["BLOCK_N"] * width * 2 <= 130_000]
 
 
-def decode_choices() -> list[Choice]:
-    """MLA decode: columns of a tile, warps, stages."""
-    return all_combinations(BLOCK_N=[16, 32, 64], num_warps=[2, 4, 8], num_stages=[1, 2, 3])
-
-
 # Heights of a fused-MoE tile by the most tokens of a batch.
 TILE_HEIGHTS = ((64, [16]), (1024, [16, 32, 64]), (math.inf, [32, 64, 128]))
 

@@ -164,7 +164,7 @@ def decode_cases(shape: RankShape) -> list[TuneCase]:
                 TuneCase(
                     name=f"MLA decode, batch {batch}, 16,384 tokens, {kv}",
                     kind=f"decode-{kv}",
-                    candidates=space.decode_choices(),
+                    candidates=space.all_combinations(BLOCK_N=[16, 32, 64], num_warps=[2, 4, 8], num_stages=[1, 2, 3]),
                     baselines=base,
                     build=functools.partial(_build_decode, shape, batch, kv),
                 )
