@@ -159,7 +159,8 @@ def _count_tokens(probed: ProbedEndpoint, samples: Samples) -> tuple[bool, Usage
         with open_token_counter(probed.endpoint, probed.words, tls=probed.tls) as count:
             if count is None:
                 return False, None
-            usage = validity.check_usage(samples, count) if probed.reports_usage else None
+            counted = probed.reports_usage and not probed.simulation  # the text of a simulation is made up
+            usage = validity.check_usage(samples, count) if counted else None
             validity.count_missing_tokens(samples, count)
             return True, usage
     except ExternalError:  # the measurement itself is still good

@@ -6,7 +6,9 @@ import re
 import socket
 from pathlib import Path
 
-from moebox.redact import hide_secrets
+from moebox.redact import HIDDEN, hide_secrets
+
+__all__ = ["HIDDEN", "hide_secrets", "redact_text"]
 
 HOST, USER, ADDRESS, SERIAL = "‹host›", "‹user›", "‹address›", "‹serial›"
 

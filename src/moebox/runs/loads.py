@@ -8,7 +8,7 @@ from moebox.core import result
 from moebox.errors import BadInput
 from moebox.escape import printable_line
 from moebox.loose import Json, as_object, get_number, get_objects, get_path, get_text, get_texts, is_true
-from moebox.runs.record import LoadResult
+from moebox.runs.record import LoadRequest, LoadResult
 from moebox.store import plain
 
 LISTS = ("levels", "measurements", "rows", "results")  # names under which other tools keep several results
@@ -87,6 +87,7 @@ def _from_measurement(found: result.Measurement, document: Json, path: Path) -> 
         model=found.model_id,
         source=get_text(document, "source"),
         samples=_find_samples(found.samples, path.parent, path.stem),
+        request=LoadRequest(workload=work, load=found.load, warmup=found.warmup, slo=found.slo),
         measurement=found,
         raw=document,
     )
@@ -103,8 +104,7 @@ def _from_tests(found: result.PrefillDecode) -> list[LoadResult]:
             flags=tuple(printable_line(flag) for flag in found.flags if flag.startswith(f"{row.test} ") and row.cold),
             simulation=found.simulation,
             model=found.model_id,
-            tests=found,
-            test=row.test,
+            request=LoadRequest(workload=found.workload, load=found.load, test=row.test, repeat=found.repeat),
             raw=codec.to_plain(row),
         )
         for row in found.rows

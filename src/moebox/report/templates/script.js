@@ -90,6 +90,8 @@
     if (region.scrollWidth <= region.clientWidth + 1) { if (region.dataset.reached) { region.removeAttribute("tabindex"); region.removeAttribute("role"); } return; }
     region.tabIndex = 0; region.dataset.reached = "1"; region.setAttribute("role", "region");
     if (!region.hasAttribute("aria-label")) region.setAttribute("aria-label", region.closest(".table, figure")?.querySelector("h3, summary")?.textContent || "table");
+    const label = region.getAttribute("aria-label"), same = [...document.querySelectorAll("[role=region]")].filter(one => one !== region && one.getAttribute("aria-label") === label);
+    if (same.length) region.setAttribute("aria-label", `${label} ${same.length + 1}`);
   });
   reachable(); addEventListener("resize", reachable); addEventListener("toggle", reachable, true);
   addEventListener("moebox:shown", event => { enliven(event.target); reachable(); });

@@ -7,7 +7,7 @@
     said.textContent = answer.error ? [answer.error, answer.hint].filter(Boolean).join(" – ") : answer.good || answer.path || "done";
     said.className = `said ${answer.error ? "bad" : "good"}`;
     const checked = said.closest("form")?.querySelector(".checked");
-    if (checked) checked.innerHTML = answer.html || "";
+    if (checked) { checked.innerHTML = answer.html || ""; checked.dispatchEvent(new CustomEvent("moebox:shown", { bubbles: true })); }
     if (answer.go) location.href = answer.go;
   };
   const post = async (form, url) => {
