@@ -3,6 +3,7 @@
 python scripts/screenshots.py                    # makes the runs it shows (some minutes), then every picture
 python scripts/screenshots.py --runs FOLDER      # shows runs that are there: of each kind the newest
 python scripts/screenshots.py --only ui-plan     # pictures whose name begins so
+python scripts/screenshots.py --axe axe.min.js   # no pictures: what axe-core finds on each page (npm install axe-core)
 """
 
 import argparse
@@ -36,6 +37,8 @@ SHOWN_AT = Path("/tmp/moebox/runs")  # noqa: S108  (paths in the pictures: nobod
 MADE = {
     "good": ["run", "--yes"],
     "failed": ["run", "kimi-k2.6", "--yes"],
+    "tune": ["tune", "phantom", "--budget=1h", "--set=only=max_seqs", "--set=questions=4", "--set=rounds=2"],
+    "upgrade": ["upgrade", "phantom", "max_seqs=2", "alive,plain,speed=5%"],
     "simulation": ["run", "kimi-k2.6", "--box=8x-rtx-pro-6000-server", "--twin", "--yes", "--concurrency", "1,8,32"],
 }
 
@@ -75,6 +78,9 @@ SHOTS = (
     Shot(name="ui-run-light-1024", page="/runs/{good}/live", width=1024),
     Shot(name="ui-recipe-dark-1024", page="/recipes/kimi-k26-vllm", width=1024, dark=True),
     Shot(name="ui-tasks-light-1024", page="/tasks", width=1024, height=500),
+    Shot(name="ui-tune-light-1440", page="/tune", height=420),
+    Shot(name="ui-upgrade-light-1024", page="/upgrade?recipe=phantom", width=1024, height=700),
+    Shot(name="ui-upgrading-light-390", page="/runs/{upgrade}/live", width=390, height=1100),
     Shot(name="ui-calibrations-light-1024", page="/calibrations", width=1024, height=500),
 )
 
@@ -96,7 +102,8 @@ def kinds(home: Path) -> dict[str, Run]:
     """The newest run of each kind."""
     found: dict[str, Run] = {}
     for row in list_summaries(home):
-        kind = "simulation" if row.simulation else "failed" if row.failed else "good"
+        command = next((name for name in ("tune", "upgrade") if f"-{name}-" in row.id), "")
+        kind = command or ("simulation" if row.simulation else "failed" if row.failed else "good")
         found.setdefault(kind, Run(home / row.id))
     return found
 
@@ -106,7 +113,7 @@ def reports(home: Path, folder: Path) -> dict[str, Path]:
     import render  # examples/render.py
     from moebox import codec
 
-    there = {kind: [run] for kind, run in kinds(home).items()}
+    there = {kind: [run] for kind, run in kinds(home).items() if kind not in ("tune", "upgrade")}
     published = codec.load_toml(ROOT / "examples" / "sm120-january.toml")
     there["comparison"] = render.imported(published, folder / "published")
     return {kind: write_report(runs, folder / f"{kind}.html")[0] for kind, runs in there.items()}
@@ -147,11 +154,19 @@ def take(tab: Tab, shot: Shot, address: str) -> bytes:
     return base64.b64decode(picture["data"])
 
 
+def violations(tab: Tab, axe: str) -> list[str]:
+    """What axe-core finds on the open page: rule, impact and the first element of each."""
+    tab.run(f"{axe};1")
+    rows = "r.violations.map(v => [v.id, v.impact, v.nodes[0].html.slice(0, 200)].join(': '))"
+    return tab.run(f"axe.run(document, {{resultTypes: ['violations']}}).then(r => {rows})")
+
+
 def main() -> None:
     """Make what is missing, then take every picture."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=Path, default=ROOT / "out" / "screenshot-runs")
     parser.add_argument("--only", default="", help="pictures whose name begins so")
+    parser.add_argument("--axe", type=Path, help="axe.min.js: print its findings instead")
     parser.add_argument("-o", "--output", type=Path, default=TARGET)
     asked = parser.parse_args()
     if asked.runs.resolve() == SHOWN_AT:
@@ -160,7 +175,7 @@ def main() -> None:
     shutil.rmtree(SHOWN_AT, ignore_errors=True)
     shutil.copytree(asked.runs, SHOWN_AT)
     made = reports(SHOWN_AT, SHOWN_AT.parent / "reports")
-    good = kinds(SHOWN_AT)["good"].id
+    names = {kind: run.id for kind, run in kinds(SHOWN_AT).items()}
     total = 0
     with site(SHOWN_AT) as address, chromium() as browser:
         tab = browser.tab()
@@ -168,8 +183,12 @@ def main() -> None:
             if not shot.name.startswith(asked.only):
                 continue
             page = shot.page.partition("#")[0]
-            url = f"{address}{page.format(good=good)[1:]}" if page.startswith("/") else made[page].resolve().as_uri()
+            url = f"{address}{page.format(**names)[1:]}" if page.startswith("/") else made[page].resolve().as_uri()
             picture = take(tab, shot, url)
+            if asked.axe:
+                found = violations(tab, asked.axe.read_text())
+                print(shot.name, *(found or ["clean"]), sep="\n  " if found else " ")
+                continue
             asked.output.mkdir(parents=True, exist_ok=True)
             (asked.output / f"{shot.name}.webp").write_bytes(picture)
             total += len(picture)
