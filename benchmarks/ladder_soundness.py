@@ -33,6 +33,8 @@ from tests.verify.oracle.fifth import FIFTH, SOME
 from tests.verify.oracle.fourth import FOURTH
 from tests.verify.oracle.rates import ALL, RIGHT
 from tests.verify.oracle.second import SECOND
+from tests.verify.oracle.seventh import SEVENTH
+from tests.verify.oracle.seventh import SOME as SOME_SEVENTH
 from tests.verify.oracle.sixth import SIXTH, THOUGHT_OF
 from tests.verify.oracle.sixth import SOME as SOME_SIXTH
 from tests.verify.oracle.third import THIRD
@@ -56,6 +58,7 @@ FAMILIES = {
     "fourth": tuple(FOURTH),
     "fifth": tuple(f"{name}@3" if name in SOME else name for name in FIFTH),
     "sixth": tuple(f"{name}@3" if name in SOME_SIXTH else name for name in SIXTH),
+    "seventh": tuple(f"{name}@3" if name in SOME_SEVENTH else name for name in SEVENTH),
     "thought-of": tuple(THOUGHT_OF),
 }
 
@@ -77,6 +80,10 @@ KINDS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("leaks-special-tokens", "s", ("streaming",)),
     ("think-tags", "w", ("thinking",)),
     ("word-after-thoughts-lost", "s", ("thinking",)),
+    ("last-thoughts-lost", "s", ("thinking",)),
+    ("second-choice-cut", "s", ("sampling",)),
+    ("responses-pieces-lost", "s", ("responses",)),
+    ("responses-uncounted", "w", ("responses",)),
     ("wrong-sums", "w", ("arithmetic",)),
     ("empty-at-times", "w", ("plain",)),
     ("finish-eos", "w", ("plain",)),
@@ -107,7 +114,7 @@ def main() -> int:
     parser.add_argument("--noise", type=int, default=0, help="the model errs on one prompt in N")
     parser.add_argument("--kinds", default="", help="only these faults, comma-separated")
     parser.add_argument(
-        "--family", default="first,second,third,fourth,fifth,sixth", help="which families of broken servers"
+        "--family", default="first,second,third,fourth,fifth,sixth,seventh", help="which families of broken servers"
     )
     parser.add_argument("--minutes", type=float, default=600, help="stop after so long, and say how far it came")
     parser.add_argument("--all-rungs", action="store_true")

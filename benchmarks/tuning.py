@@ -31,9 +31,8 @@ from moebox.detect.conditions import server_processes
 from moebox.detect.machine import detect_machine
 from moebox.flows.effort import ClimbEffort
 from moebox.flows.pace import WARM, SpeedRounds, measure_speed
-from moebox.flows.search import Changes, combine_changes, halve_pool, single_key
 from moebox.flows.tune import Tuner
-from moebox.flows.tune_state import TUNE_FILE, TuneOptions, TuneState
+from moebox.flows.tune_state import TUNE_FILE, Changes, TuneOptions, TuneState, combine_changes, halve_pool, single_key
 from moebox.store import Run
 
 ROUNDS_STAGE = 1  # four rounds of each point

@@ -21,7 +21,7 @@ from moebox.report.block import ReportTable
 from moebox.report.expect import with_forecast
 from moebox.report.markdown import render_markdown
 from moebox.report.page import build_page, render_html
-from moebox.report.sections import compare, memory, models, summary
+from moebox.report.sections import compare, memory, summary
 from moebox.report.sections.reproduce import run_commands
 from moebox.runs.listing import summarize_run
 from moebox.runs.reader import read_run
@@ -398,6 +398,6 @@ def test_a_recipe_that_leaves_the_context_open_has_the_models_in_every_table(tmp
 
     assert [label_parts(record)[-2] for record in records] == ["the model's context", "64k"]
     assert compare.recipe_settings(records[0])["Context"] == "the model's"
-    cells = models.model_cells(records[0], 0)
+    cells = compare.model_cells(records[0], 0)
     assert "the model's" in [cell.text for cell in cells]
     assert [row.output_tok_s > 0 for row in with_forecast(records[0]).forecast] == [True] * 3

@@ -1,13 +1,14 @@
 """Rendered fleets: every router and form is well formed, names every member once, and holds no secret."""
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
 
 from moebox.cli import main
 from moebox.errors import BadInput, Unsupported
-from moebox.fleet.file import ROUTERS, RouterKind
+from moebox.fleet.file import RouterKind
 from moebox.flows.fleet_render import FLEET_FORMATS, FleetFormat, render_fleet
 from tests import shellcheck
 
@@ -23,7 +24,7 @@ def fleet(tmp_path: Path, text: str) -> Path:
 
 
 @pytest.mark.parametrize("form", FLEET_FORMATS)
-@pytest.mark.parametrize("kind", ROUTERS)
+@pytest.mark.parametrize("kind", get_args(RouterKind))
 def test_every_router_in_every_form_is_well_formed(tmp_path: Path, kind: RouterKind, form: FleetFormat) -> None:
     path = fleet(tmp_path, f'name = "team"\n{TWO}')
     if kind == "litellm":  # it does not start without a key where others can reach it
@@ -63,7 +64,7 @@ def test_the_slurm_script_fills_in_hosts_once_jobs_run(tmp_path: Path) -> None:
 def test_no_key_stands_in_any_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEAM_KEY", "very-secret")
     path = fleet(tmp_path, KEYED + KEYS)
-    for kind in ROUTERS:
+    for kind in get_args(RouterKind):
         for text in render_fleet(path, "router", kind=kind).values():
             assert "very-secret" not in text
     assert "os.environ/TEAM_KEY" in render_fleet(path, "router", kind="litellm")["litellm.yaml"]

@@ -1,6 +1,7 @@
 """Simulated fleets: nothing gets lost, policies differ as they should, one box agrees with the planner's simulation."""
 
 import functools
+from typing import get_args
 
 import pytest
 
@@ -8,7 +9,7 @@ from moebox import detect
 from moebox.checkpoint import resolve_model
 from moebox.core.measure import Slo
 from moebox.errors import BadInput
-from moebox.fleet.route import POLICIES, Policy
+from moebox.fleet.route import Policy
 from moebox.fleet.simulate import BoxModel, FleetQuestion, simulate_fleet
 from moebox.fleet.size import size_fleet
 from moebox.fleet.users import UserWorkload, find_workload, shipped_workloads
@@ -57,7 +58,7 @@ def test_a_new_conversation_finds_only_what_everybody_shares() -> None:
     assert outcome.hit_share == pytest.approx(0.4, abs=0.001)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", get_args(Policy))
 def test_every_policy_gives_every_box_its_share(policy: Policy) -> None:
     outcome = simulate_fleet(
         [box()] * 4, FleetQuestion(work=CHAT, users=120, seconds=600, warm_s=60, slo=SLO, policy=policy)

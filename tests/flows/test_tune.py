@@ -17,10 +17,9 @@ from moebox.cli import main
 from moebox.core.recipe import Climb, Flag, Hybrid, Recipe
 from moebox.engines.tunables import load_tunables
 from moebox.errors import AnswerIsNo
-from moebox.flows.search import combine_changes, halve_pool, pareto_front, single_key
 from moebox.flows.settings import with_setting
 from moebox.flows.tune import tune
-from moebox.flows.tune_state import TuneOptions
+from moebox.flows.tune_state import TuneOptions, combine_changes, halve_pool, pareto_front, single_key
 from moebox.serve import state
 from moebox.store import Run
 

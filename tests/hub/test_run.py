@@ -4,8 +4,9 @@ import os
 import re
 from pathlib import Path
 
+from moebox.phantom import gguf_path
 from tests.hub.conftest import Moebox, small_repo
-from tests.hub.server import HubServer
+from tests.hub.server import HubServer, Repo
 
 
 def test_run_offers_to_fetch_missing_weights(hub: HubServer, moebox: Moebox, tmp_path: Path):
@@ -35,3 +36,20 @@ def test_run_offers_to_fetch_missing_weights(hub: HubServer, moebox: Moebox, tmp
     assert shards
     assert shards == {name: repo.files[name] for name in shards}
     assert "lacks" not in moebox(*words, "--yes", PATH=path).out
+
+
+def test_a_gguf_of_the_hub_runs_on_the_embedded_engine(hub: HubServer, moebox: Moebox, tmp_path: Path):
+    """Without an engine on PATH: `up` names the command that fetches the file, `run` fetches it and starts it."""
+    hub.repos["org/Tiny-GGUF"] = Repo(files={"Q8_0/tiny-Q8_0.gguf": gguf_path().read_bytes()})
+    recipe = tmp_path / "recipe.toml"
+    moebox("plan", "org/Tiny-GGUF", "-o", recipe).good()
+    done = moebox("up", recipe, "--detach")
+    assert done.code == 3
+    assert "`moebox fetch org/Tiny-GGUF:Q8_0`" in done.err
+
+    moebox("run", "org/Tiny-GGUF", "--until", "up", "--skip", "doctor,rehearse", "--port", "0", "--yes").good()
+    command = moebox("up", recipe, "--dry-run").good().out
+    assert re.search(r" -m \S+/snapshots/\S+/Q8_0/tiny-Q8_0\.gguf ", command)
+    other = moebox("up", recipe, "--dry-run", "--set", "engine=ik_llama.cpp", "--set", "runtime.kind=native").good().out
+    assert "/snapshots/" in other  # the engine would download it once more
+    assert "--hf-repo" not in other

@@ -14,8 +14,9 @@ import pytest
 
 from moebox.cli import main
 from moebox.errors import BadInput
+from moebox.redact import HIDDEN
 from moebox.report.pack import pack_runs
-from moebox.report.tidy import HIDDEN, redact_text
+from moebox.report.tidy import redact_text
 from tests.report.making import a_run
 
 SECRETS = (

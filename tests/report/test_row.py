@@ -11,7 +11,7 @@ import pytest
 from moebox import codec
 from moebox.cli import main
 from moebox.core.matrix_row import NOT_VERIFIED, MatrixRow, row_problems
-from moebox.report.row import row_of_run
+from moebox.report.pack import row_of_run
 from moebox.runs.reader import read_run
 from tests.report.making import a_run
 

@@ -59,7 +59,7 @@ def test_the_report_shows_it(run: Run) -> None:
 
 def test_the_lists_show_it(run: Run) -> None:
     """In `runs` and on the page."""
-    assert run_brief(run).last_kind == "pipeline.done"
+    assert run_brief(run)["last_kind"] == "pipeline.done"
     (row,) = list_summaries(run.path.parent)
     assert (row.model, row.step, row.simulation) == ("Kimi-K2.6", "report", True)
 

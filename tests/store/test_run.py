@@ -66,9 +66,9 @@ def test_the_list_shows_what_there_is_and_survives_foreign_folders(tmp_path: Pat
     Run.create("new", runs=tmp_path).add_event(UnknownEvent(name="plan.made", fields={"simulation": True}))
     new, first = list_summaries(tmp_path)
     assert new.simulation
-    assert run_brief(Run(tmp_path / new.id)).last_kind == "plan.made"
+    assert run_brief(Run(tmp_path / new.id))["last_kind"] == "plan.made"
     assert first.started == 1767225600.0  # 2026-01-01, from the folder's name
-    assert len(run_brief(Run(old)).notes) == 2
+    assert len(run_brief(Run(old))["notes"]) == 2
 
 
 def test_the_engine_log_keeps_its_beginning_and_its_end(tmp_path: Path) -> None:

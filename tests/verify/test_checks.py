@@ -1,14 +1,21 @@
 """The judgements of single checks, without a server."""
 
+import asyncio
+import json
+import re
+from types import SimpleNamespace
+
 import pytest
 
 from moebox.core.verdict import HttpExchange
 from moebox.phantom.tool_questions import same_arguments
 from moebox.verify.checks.anthropic import ignored_choice
 from moebox.verify.checks.sampling import tokens_after_stop
+from moebox.verify.checks.silence import probe_silence
 from moebox.verify.checks.streaming import _held_back
 from moebox.verify.checks.texts import garbling
 from moebox.verify.completions import ChatAnswer, TokenLogprob
+from moebox.verify.session import ProbeWarning
 
 
 def spelled(*texts: str) -> tuple[TokenLogprob, ...]:
@@ -66,6 +73,28 @@ def test_halves_of_characters_are_the_servers_where_the_rest_is_right():
     assert "half characters" in garbling("東京 parrot 🦜", "東京 parrot \ufffd\ufffd")
     assert "half characters" in garbling("東京 parrot 🦜", "\ufffd京 parrot 🦜")
     assert garbling('if a < b && c > d: "x"', "if a lik b outside\ufffd") == ""
+
+
+@pytest.mark.parametrize(
+    ("pieces", "gap_s", "said"),
+    [
+        (["{", *["word " * 4] * 19, "}"], 0.02, "no byte came for up to 0.02 s in 1 stream"),  # as it is written
+        (["word " * 80], 0.1, "10 s of silence for 8,000 tokens, as one of 80 tokens took 0.1 s"),  # fast enough
+        (["word " * 80], 4.0, "nginx after 60 s .* Codex after 300 s .* below 400 s gives up"),
+        (["word"], 70.0, "no byte came for up to 70 s .* AWS load balancers after 60 s .* below 70 s gives up"),
+    ],
+)
+def test_silence_in_a_stream_names_the_clients_that_give_up(pieces: list[str], gap_s: float, said: str):
+    """Seen, or to be expected of a long call if a parser holds calls back until they are complete."""
+    calls = [{"tool_calls": [{"index": 0, "function": {"arguments": piece}}]} for piece in pieces]
+    events = [{"choices": [{"index": 0, "delta": delta}]} for delta in calls]
+    events.append({"choices": [], "usage": {"completion_tokens": len("".join(pieces).split())}})
+    text = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
+    stream = HttpExchange(method="POST", url="", status=200, response=f"{text}data: [DONE]\n\n", gap_s=gap_s)
+    found = asyncio.run(probe_silence(SimpleNamespace(streams=[stream])))  # type: ignore[arg-type]
+
+    assert re.search(said, str(found))
+    assert isinstance(found, ProbeWarning) == ("gives up" in said)
 
 
 def test_blanks_at_the_ends_of_a_copy_are_no_fault():

@@ -293,7 +293,7 @@ def test_a_message_that_breaks_its_form_is_named(says: str):
     """Anthropic's reply."""
     exchange = asked(json.dumps(bent(*WRONG_MESSAGES[says])))
 
-    assert any(says in breach.text for breach in whole_message(exchange, {"model": "m"}).violations)
+    assert any(says in breach.text for breach in whole_message(exchange).violations)
 
 
 def events_of(*events: Body, names: bool = True) -> HttpExchange:
@@ -327,14 +327,14 @@ WRONG_EVENTS: dict[str, tuple[Body, ...]] = {
 @pytest.mark.parametrize("says", sorted(WRONG_EVENTS))
 def test_events_out_of_order_are_named(says: str):
     """Anthropic's stream."""
-    found = streamed_message(events_of(*WRONG_EVENTS[says]), {"model": "m"})
+    found = streamed_message(events_of(*WRONG_EVENTS[says]))
 
     assert any(says in breach.text for breach in found.violations)
 
 
 def test_a_stream_that_never_starts_does_not_start_twice():
     """It was said to have more than one message_start."""
-    found = streamed_message(events_of(OPEN, TEXT, CLOSE, DELTA, STOP), {"model": "m"})
+    found = streamed_message(events_of(OPEN, TEXT, CLOSE, DELTA, STOP))
 
     assert not [breach.text for breach in found.violations if "more than one" in breach.text]
 
@@ -342,11 +342,11 @@ def test_a_stream_that_never_starts_does_not_start_twice():
 def test_a_good_stream_of_events_passes():
     """With pings anywhere; without names it does not."""
     good = (START, PING, OPEN, TEXT, PING, CLOSE, DELTA, STOP)
-    found = streamed_message(events_of(*good), {"model": "m"})
+    found = streamed_message(events_of(*good))
 
     assert found.violations == ()
-    assert (found.text, found.stop_reason) == ("Hello.", "end_turn")
-    assert "an event called ''" in streamed_message(events_of(*good, names=False), {"model": "m"}).violations[0].text
+    assert (found.content, found.finish_reason) == ("Hello.", "end_turn")
+    assert "an event called ''" in streamed_message(events_of(*good, names=False)).violations[0].text
 
 
 JSON = st.recursive(
@@ -363,9 +363,9 @@ KEYS = st.sampled_from(
 def test_no_message_however_odd_is_a_crash(bodies: list[Body]):
     """Any JSON where events or a message should be."""
     text = "".join(f"data: {json.dumps(body)}\n\n" for body in bodies)
-    streamed_message(asked(text), {})
+    streamed_message(asked(text))
     for body in bodies:
-        whole_message(asked(json.dumps(body)), {})
+        whole_message(asked(json.dumps(body)))
         kinds = ("message_start", "content_block_start", "content_block_delta", "content_block_stop", "message_delta")
         events = [{**body, "type": kind} for kind in kinds]
-        streamed_message(events_of(*events), {})
+        streamed_message(events_of(*events))

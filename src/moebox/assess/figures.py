@@ -105,7 +105,6 @@ def planned_figures(records: Sequence[RunRecord]) -> list[PlannedFigure]:
 
 
 def count_ranges(record: RunRecord) -> RangeCount:
-    """Count the loads and figures of a run that lie in their ranges."""
     judged = [
         [figure.in_range for figure in compare_load(0, load, find_forecast(load, record.forecast))]
         for load in record.loads

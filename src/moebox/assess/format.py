@@ -1,11 +1,11 @@
 """Numbers, dates and lists of names as the report writes them: short on axes, exact in tables, a dash if unknown."""
 
-import math
 import time
 from collections.abc import Callable, Hashable, Iterable
 from typing import TypeVar
 
 from moebox import units
+from moebox.loose import is_number
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -49,21 +49,13 @@ def count_phrase(count: int, noun: str, rest: str) -> str:
     return f"{units.plural(count, noun)} {rest}" if count else ""
 
 
-def finite_or_none(value: object) -> float | None:
-    """The value if it is a finite number."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return value if math.isfinite(value) else None
-
-
 def format_number(value: object, digits: int | None = None) -> str:
     """A number for a table, with thousands separators and about three significant digits; a dash if there is none."""
-    number = finite_or_none(value)
-    if number is None:
+    if not is_number(value):
         return DASH
     if digits is None:
-        digits = 0 if number == int(number) or abs(number) >= 100 else 1 if abs(number) >= 10 else 2
-    return f"{number:,.{digits}f}"
+        digits = 0 if value == int(value) or abs(value) >= 100 else 1 if abs(value) >= 10 else 2
+    return f"{value:,.{digits}f}"
 
 
 def short_number(value: float) -> str:
@@ -78,13 +70,12 @@ def short_number(value: float) -> str:
 
 def format_ms(value: object) -> str:
     """A latency in a suitable unit: 0.42 ms, 363 ms, 2.26 s, 1 min 26 s."""
-    latency = finite_or_none(value)
-    if latency is None:
+    if not is_number(value):
         return DASH
     for limit, divisor, digits, unit in LATENCY_UNITS:
-        if abs(latency) < limit:
-            return f"{latency / divisor:.{digits}f} {unit}"
-    return units.format_seconds(latency / 1e3)
+        if abs(value) < limit:
+            return f"{value / divisor:.{digits}f} {unit}"
+    return units.format_seconds(value / 1e3)
 
 
 def tick_ms(value: float) -> str:
@@ -98,21 +89,19 @@ def tick_ms(value: float) -> str:
 
 def format_gib(value: object, digits: int = 1) -> str:
     """Bytes as GiB, or as MiB below 0.1 GiB."""
-    size = finite_or_none(value)
-    if size is None:
+    if not is_number(value):
         return DASH
-    if 0 < abs(size) < 2**30 / 10:
-        return f"{size / 2**20:,.{digits}f} MiB"
-    return f"{size / 2**30:,.{digits}f} GiB"
+    if 0 < abs(value) < 2**30 / 10:
+        return f"{value / 2**20:,.{digits}f} MiB"
+    return f"{value / 2**30:,.{digits}f} GiB"
 
 
 def format_change(value: float | None) -> str:
     """A relative change with its sign: +12.5%, −3.0%."""
-    share = finite_or_none(value)
-    if share is None:
+    if not is_number(value):
         return DASH
-    sign, digits = "+" if share >= 0 else "−", 0 if abs(share) >= 1 else 1
-    return f"{sign}{abs(share) * 100:.{digits}f}%"
+    sign, digits = "+" if value >= 0 else "−", 0 if abs(value) >= 1 else 1
+    return f"{sign}{abs(value) * 100:.{digits}f}%"
 
 
 def format_ratio(value: float) -> str:

@@ -77,7 +77,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("moebox.cli.bench.command:bench", ""),
     "bench import": ("moebox.cli.bench.command:import_", "Read results of vLLM's, SGLang's and other benchmarks."),
     "task": ("moebox.cli.task.command:task", "Let an agent do coding jobs with tools in a sandbox, and score them."),
-    "verify": ("moebox.cli.verify:verify", "Check that a server answers correctly: 21 correctness checks."),
+    "verify": ("moebox.cli.verify:verify", "Check that a server answers correctly: 22 correctness checks."),
     "quality": ("moebox.cli.quality:quality", "Measure how far a server's model is from a reference."),
     "fleet plan": ("moebox.cli.fleet.plan:plan", "Find how many boxes of which kind serve a number of users."),
     "fleet render": ("moebox.cli.fleet.commands:render", "Write router, Compose, Kubernetes or Slurm files."),

@@ -84,7 +84,6 @@ def begin_trials(command: str, name: str, resume: str) -> "tuple[Recipe, Run]":
 
 
 def print_news(kind: str, news: Any) -> None:
-    """Print progress line by line."""
     from rich.markup import escape
 
     if kind == "try":

@@ -18,12 +18,12 @@ Settings = Annotated[list[str] | None, Parameter(name="--set", negative=(), allo
 UNSET: tuple[object, ...] = (None, "", (), [])  # the values of flags that were not given
 
 
-def parse_value(flag: str, text: str, parse: Callable[[str], T], *, hint: str | None = None) -> T:
+def parse_value(flag: str, text: str, parse: Callable[[str], T]) -> T:
     """Parse a flag's value with `parse`, which raises ValueError with a sentence."""
     try:
         return parse(text)
     except ValueError as problem:
-        raise BadInput(f"{flag}: {problem}", hint=hint) from None
+        raise BadInput(f"{flag}: {problem}") from None
 
 
 def parse_duration(flag: str, text: str) -> float:

@@ -253,7 +253,6 @@ def _title_line(model: Model) -> "RenderableType":
 
 
 def model_page(model: Model, checkpoints: tuple[Checkpoint, ...]) -> "RenderableType":
-    """Return everything about one model for the terminal."""
     from rich.console import Group
     from rich.text import Text
 
@@ -270,7 +269,6 @@ def model_page(model: Model, checkpoints: tuple[Checkpoint, ...]) -> "Renderable
 
 
 def _shape_facts(model: Model) -> Iterator[tuple[str, str]]:
-    """Yield the shape of a model in a few lines."""
     total, active = format_params(model.total_parameters), format_params(model.active_parameters)
     yield "parameters", f"{total} in all, {active} active for a token"
     dense = "" if model.dense_layers == 1 else f" {format_count(model.dense_layers)}"

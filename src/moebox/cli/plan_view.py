@@ -18,7 +18,7 @@ from moebox.core.model import Component, Model
 from moebox.core.plan import ArithmeticLine, DeviceMemory, Forecast, Plan
 from moebox.core.registry import engine_display_name
 from moebox.engines.reasons import flag_reason
-from moebox.errors import BadInput, NotInstalled
+from moebox.errors import BadInput, ExternalError
 from moebox.planner.rate import comparison_request
 from moebox.units import format_count, format_gib, format_range, format_rate, format_seconds, format_tok_s, plural
 
@@ -336,15 +336,19 @@ def next_part(plan: Plan, steps: NextSteps) -> "RenderableType":
 
 def start_refusal(plan: Plan, *, here: bool) -> str:
     """Return why `up` would refuse the recipe: no weights, or no engine on this machine. "" if it would not."""
-    deployment, runtime = deploy(plan.recipe), plan.recipe.runtime.kind
-    program = deployment.engine.program
+    deployment = deploy(plan.recipe)
+    checkpoint, program = deployment.known_checkpoint, deployment.engine.program
+    if plan.recipe.runtime.kind == "embedded":
+        is_startable = checkpoint is None or bool(checkpoint.path)
+    else:
+        is_startable = bool(program and shutil.which(program[0]))
     try:
         engines.require_weights_file(deployment)
-        if here and runtime != "embedded" and not (program and shutil.which(program[0])):
+        if here and not is_startable:
             from moebox.serve.order import require_engine
 
             require_engine(deployment)
-    except (BadInput, NotInstalled) as problem:
+    except (BadInput, ExternalError) as problem:
         return f"{problem.message}; {problem.hint}"
     return ""
 

@@ -41,8 +41,7 @@ def pack(*run: str, output: OutputPath = None, pdf: bool = True, row: Switch = F
         row: Write one run's row of the public matrix instead (box, versions, recipe digest, checks, speed).
         json: Print the path and what was left out as JSON.
     """
-    from moebox.report.pack import pack_runs
-    from moebox.report.row import row_of_run
+    from moebox.report.pack import pack_runs, row_of_run
 
     found = [Run.open(name) for name in run or ("latest",)]
     if row:

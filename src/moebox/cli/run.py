@@ -213,7 +213,6 @@ class RunView(LiveDisplay):
         return self
 
     def print_final(self) -> None:
-        """Print every step as it ended."""
         stdout_console().print(self.__rich__())
 
     def handle_event(self, kind: str, what: Any) -> None:

@@ -46,8 +46,9 @@ def runs(
     if json:
         rows = []
         for row in found:
-            brief, active = codec.to_plain(run_brief(Run(home / row.id))), row.id in live
-            rows.append({**brief, **_select(row, LISTED), "live": active, "state": row.state_text(live=active)})
+            brief, active = run_brief(Run(home / row.id)), row.id in live
+            brief |= {name: getattr(row, name) for name in LISTED}
+            rows.append(brief | {"live": active, "state": row.state_text(live=active)})
         print_json({"runs": rows, "folder": home})
     elif found:
         width = stdout_console().width
@@ -89,10 +90,6 @@ def history(name: str, *, json: AsJson = False) -> int:
     return 0
 
 
-def _select(row: object, names: "Sequence[str]") -> Document:
-    return {name: getattr(row, name) for name in names}
-
-
 def _print_runs(found: "Sequence[RunSummary]", live: set[str], width: int) -> None:
     """Print a table, or two lines for each run if it is too narrow; model and box only if it is wide."""
     from rich.table import Table
@@ -129,9 +126,9 @@ def show(
 
     found = Run.open(run)
     record = label_runs([read_run(found)])[0]
-    brief = _select(run_brief(found), ("id", "path", "started", "last", "last_kind", "bytes"))
+    brief = run_brief(found)
     document = {
-        **brief,
+        **{name: brief[name] for name in ("id", "path", "started", "last", "last_kind", "bytes")},
         "live": state.is_run_active(found, state.live_run_folders(), unfinished_step=record.interrupted_step),
         "simulation": record.simulation,
         "recipe": record.recipe,

@@ -49,7 +49,7 @@ def tune(
     refuse_if(bool(recipe) == bool(resume), "name a recipe, or a run with --resume", hint="`moebox tune recipe.toml`")
     options, others = split_settings(TuneOptions(goal=goal or "throughput"), settings or ())
     if budget:
-        options = replace(options, budget_s=flags.parse_value("--budget", budget, parse_seconds))
+        options = replace(options, budget_s=flags.parse_duration("--budget", budget))
     refuse_if(not 10 <= options.budget_s <= 30 * 86400, "--budget must be from 10s to 720h")
     refuse_out_of_range("--set layers", options.layers, 0, 1000)
     refuse_out_of_range("--set combinations", options.combinations, 1, 256)

@@ -112,7 +112,6 @@ class WatchScreen(LiveDisplay):
         return self
 
     def refresh(self) -> None:
-        """Show the newest look."""
         watcher = self.watcher
         if self.live:
             self.live.update(watch_page(watcher), refresh=True)

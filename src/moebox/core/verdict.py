@@ -105,6 +105,7 @@ class HttpExchange:
     response: str = ""  # the body; of a stream, the raw events
     seconds: float = 0.0
     first_s: float = 0.0  # until the first byte of the body
+    gap_s: float = 0.0  # the longest time between two pieces of the body
     error: str = ""  # why the reply is missing or incomplete: refused, TLS, timeout, too large, broken off
 
 

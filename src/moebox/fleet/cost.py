@@ -48,7 +48,6 @@ class Prices:
     api: ApiPrice | None = None
 
     def validate(self, where: str) -> None:
-        """Raise BadInput for invalid prices."""
         numbers = [self.kwh, self.hours_per_day, *chain.from_iterable(map(astuple, self.box.values()))]
         if self.api:
             numbers += [self.api.input, self.api.output, self.api.cached or 0.0]

@@ -20,19 +20,18 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 from urllib.parse import urlsplit
 
 from moebox import codec
 from moebox.core.recipe import Recipe
 from moebox.core.traits import LAST_PORT
-from moebox.errors import BadInput, UnknownName, refuse_if, refuse_out_of_range
+from moebox.errors import BadInput, refuse_if, refuse_out_of_range
 from moebox.fleet.cost import Prices
-from moebox.fleet.route import POLICIES, Policy
+from moebox.fleet.route import Policy
 from moebox.fleet.users import UserWorkload
 
 RouterKind = Literal["sglang-router", "vllm-router", "litellm"]
-ROUTERS: tuple[RouterKind, ...] = get_args(RouterKind)
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?")  # used in Kubernetes names and file names
 FORMAT = 1
 
@@ -91,10 +90,6 @@ def read_fleet(path: Path) -> Fleet:
     other = f"{where}: format {fleet.format} is not one this moebox reads"
     refuse_if(fleet.format != FORMAT, other, hint=f"it reads format {FORMAT}")
     router = fleet.router
-    if router.kind not in ROUTERS:
-        raise UnknownName("router", router.kind, ROUTERS)
-    if router.policy not in POLICIES:
-        raise UnknownName("routing policy", router.policy, POLICIES)
     for name, port in (("port", router.port), ("metrics_port", router.metrics_port)):
         refuse_out_of_range(f"{where}: router.{name}", port, 0, LAST_PORT)
     check_users(f"{where}: router.users", router.users)

@@ -7,12 +7,9 @@ both thresholds.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
-
-from moebox.errors import UnknownName
+from typing import Literal, Protocol
 
 Policy = Literal["prefix", "round-robin", "least-load"]
-POLICIES: tuple[Policy, ...] = get_args(Policy)
 # --balance-abs-threshold and --balance-rel-threshold. The routers' own 64 is for many small servers: behind it, 64
 # streams that share a system prompt all went to one of four boxes (sglang-router 0.3.2, 2026-11-15). Too low, and
 # conversations lose their prefix: with 4, 8 and 16, of the requests of 200 simulated agents on 12 boxes of eight H200,
@@ -42,10 +39,6 @@ class RequestRouter:
 
     policy: Policy = "prefix"
     turn: int = -1
-
-    def __post_init__(self) -> None:
-        if self.policy not in POLICIES:
-            raise UnknownName("routing policy", self.policy, POLICIES)
 
     def pick_box(self, boxes: Sequence[RoutableBox], home: int) -> int:
         """The index of the box for a request whose prefix is on box `home` (-1: none); -1 if none is alive."""

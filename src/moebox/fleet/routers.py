@@ -41,7 +41,6 @@ class RouterMember:
     name: str
     root: str  # http://host:port, without /v1
     key_env: str = ""
-    health: str = "/health"
     weight: float = 1.0
 
 
@@ -93,7 +92,7 @@ def _sglang_start(router: RouterSettings, targets: tuple[RouterMember, ...], hos
         argv += ["--balance-abs-threshold", str(BALANCE_ABSOLUTE), "--balance-rel-threshold", f"{BALANCE_RELATIVE:g}"]
     argv += ["--prometheus-host", host, "--prometheus-port", str(metrics_port(router))]
     argv += ["--worker-startup-timeout-secs", str(STARTUP_S), "--worker-startup-check-interval", "1"]
-    argv += ["--health-check-interval-secs", str(HEALTH_S), "--health-check-endpoint", targets[0].health]
+    argv += ["--health-check-interval-secs", str(HEALTH_S), "--health-check-endpoint", "/health"]
     argv += ["--health-failure-threshold", str(FAILURES), "--health-success-threshold", str(SUCCESSES)]
     return RouterStart(argv=tuple(argv), key_envs=(router.key_env,) if router.key_env else ())
 

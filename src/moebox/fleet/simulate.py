@@ -28,7 +28,6 @@ class BoxModel:
     name: str
     speed: Speed
     rules: SchedulerRules
-    watts: float = 0.0  # at full load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

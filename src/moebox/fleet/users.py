@@ -77,8 +77,6 @@ class User:
 
 
 class UserDraws:
-    """Seeded random draws of one run."""
-
     def __init__(self, work: UserWorkload, seed: int, *, limit: int) -> None:
         self.work, self.limit = work, limit
         self.random = random.Random(seed)

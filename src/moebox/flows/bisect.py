@@ -245,7 +245,6 @@ def _open_journal(state: Bisection) -> tuple[Run, Bisection]:
 
 
 def issue_text(found: Bisection) -> str:
-    """The result as text to paste into an issue."""
     lines = [f"First bad version: {found.first_bad}", "", f"Good: {found.good}, bad: {found.bad}."]
     if found.first_bad in found.reasons:
         lines.append(f"What is wrong: {found.reasons[found.first_bad]}")

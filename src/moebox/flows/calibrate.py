@@ -179,7 +179,6 @@ class _Calibrator:
                     current = less
 
     def measure_boot(self, depth: BootDepth, *, after: int, patience_s: float, known: Boot | None = None) -> None:
-        """Boot one depth, time its steps, and stop it."""
         dummy = self.run.path / "rehearsal.gguf"
         try:
             facts, box = self.subject, self.subject.required_box

@@ -77,8 +77,6 @@ class GainAtConcurrency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """The verdict on two sides."""
-
     a: str
     b: str
     answers: AnswerComparison

@@ -21,8 +21,6 @@ Z95 = 1.959963984540054
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskPair:
-    """One job on both sides."""
-
     job: str
     a: bool
     b: bool

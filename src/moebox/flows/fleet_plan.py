@@ -164,7 +164,6 @@ def plan_document(found: FleetPlan) -> dict[str, object]:
 
 
 def answer_row(answer: FleetAnswer) -> dict[str, object]:
-    """One kind of box as a JSON object."""
     sized, candidate = answer.sized, answer.candidate
     low, high = candidate.speed_range
     return {

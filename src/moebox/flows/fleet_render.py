@@ -79,22 +79,11 @@ def _router_members(fleet: Fleet, recipes: dict[str, Recipe], *, host: str = "")
     """Members as the router reaches them; `host` is a pattern for the host of those that are started."""
     members = []
     for member in fleet.member:
-        recipe = recipes.get(member.name)
-        if recipe is None:
-            root = member.url.rstrip("/").removesuffix("/v1")
-            members.append(
-                routers.RouterMember(name=member.name, root=root, key_env=member.key_env, weight=member.weight)
-            )
-            continue
-        where = host.format(name=member.name) if host else recipe.listen.host
-        members.append(
-            routers.RouterMember(
-                name=member.name,
-                root=f"http://{where}:{recipe.listen.port}",
-                key_env=recipe.listen.key_env,
-                weight=member.weight,
-            )
-        )
+        root, key_env = member.url.rstrip("/").removesuffix("/v1"), member.key_env
+        if recipe := recipes.get(member.name):
+            where = host.format(name=member.name) if host else recipe.listen.host
+            root, key_env = f"http://{where}:{recipe.listen.port}", recipe.listen.key_env
+        members.append(routers.RouterMember(name=member.name, root=root, key_env=key_env, weight=member.weight))
     return tuple(members)
 
 

@@ -48,7 +48,6 @@ class LiveEngine:
 
     @property
     def is_alive(self) -> bool:
-        """The engine's process runs."""
         if self._twin is not None:
             return self._twin.is_alive
         if self.live is None or not self.live.is_alive:

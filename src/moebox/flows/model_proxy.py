@@ -261,7 +261,7 @@ def read_usage(raw: bytes) -> Json:
         document = json.loads(raw)
     except ValueError:
         return {}
-    begins = get_object(document, "message") if isinstance(document, dict) else {}  # Anthropic's first event
+    begins = get_object(document, "message")  # Anthropic's first event
     return {"input_tokens": get_number(begins, "usage.input_tokens")} if begins else get_object(document, "usage")
 
 

@@ -181,7 +181,6 @@ class DraftCounts:
 
 
 def read_draft_counts(endpoint: Endpoint) -> DraftCounts:
-    """Read the counters from the engine's /metrics."""
     page = http.get(f"{endpoint.server_url}/metrics", headers=endpoint.headers)
     return parse_draft_counts(page.text if page.ok else "")
 

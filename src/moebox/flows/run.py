@@ -321,7 +321,7 @@ class Runner:
                 self._figures[name] = f"{count} of {requests}"
 
     def _run_tasks(self) -> None:
-        from moebox.flows.work import run_tasks
+        from moebox.flows.measure import run_tasks
 
         short = self.request.is_short
         tasks = self._with_engine(lambda endpoint: run_tasks(endpoint, self.run, short=short, notify=self.report_news))

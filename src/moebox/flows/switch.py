@@ -39,8 +39,6 @@ KEEPER_S = 900.0  # for which the keeper goes on trying
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchJournal:
-    """One upgrade of a named endpoint."""
-
     name: str
     phase: Phase
     run: str  # folder of the trial

@@ -233,7 +233,6 @@ class TrialRunner:
         return speed, 0.0 if joules is None or used is None else (used - joules) / seconds
 
     def start_engine(self, recipe: Recipe, name: str) -> tuple[EngineSession, Run]:
-        """Start an engine with its own folder inside the run."""
         path = self.run.path / name
         path.mkdir(parents=True, exist_ok=True)
         folder = Run(path, strict=self.run.strict)

@@ -31,19 +31,22 @@ from moebox.flows.gain import bracketing_gain
 from moebox.flows.pace import SpeedRounds
 from moebox.flows.power_sweep import sweep_caps
 from moebox.flows.rehearse import reduce_recipe, with_weights
-from moebox.flows.search import Changes, combine_changes, halve_pool, single_key
 from moebox.flows.settings import checks_for, current_value, with_setting
 from moebox.flows.trials import BEST_FILE, ClimbListener, TrialRunner
 from moebox.flows.tune_picture import draw_pareto
 from moebox.flows.tune_state import (
     TUNE_FILE,
     Budget,
+    Changes,
     ScreenTrial,
     SettingGain,
     TuneOptions,
     TuneState,
     change_settings,
+    combine_changes,
+    halve_pool,
     log_gain,
+    single_key,
     winner_changes,
 )
 from moebox.flows.walk import ANSWERS_DIFFER, ClimbTrial, SettingStep, decide_trial, memory_problem, startup_problem
@@ -105,7 +108,6 @@ class Tuner(TrialRunner):
         return len(self.trials) + len(self.state.finalists)
 
     def update(self, **changes: Any) -> None:
-        """Change the state and write it."""
         self.state = replace(self.state, spent_s=self.budget.used_s, **changes)
         self.run.write_json(TUNE_FILE, self.state)
 

@@ -4,14 +4,13 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from moebox.flows.search import pareto_front
-from moebox.flows.tune_state import ScreenTrial
+from moebox.flows.tune_state import ScreenTrial, pareto_front
 from moebox.flows.walk import ClimbTrial
 from moebox.report.charts import HEIGHT, WIDTH, ChartAxis, ChartSeries, draw_lines
 from moebox.report.svg import inline_colours, svg_tag
 
 START, WHOLE, SCREENED, FRONT = 1, 2, 3, 4  # places in the palette
-Row = tuple[str, int, float, float, float]  # name, place in the palette, tok/s, TTFT in ms, watts
+Measured = tuple[float, float, float]  # tok/s, TTFT in ms, watts
 
 
 def draw_pareto(trials: Sequence[ClimbTrial], screened: Sequence[ScreenTrial]) -> str:
@@ -30,24 +29,22 @@ def pareto_charts(trials: Sequence[ClimbTrial], screened: Sequence[ScreenTrial])
     Filled points are whole models, hollow ones were screened; the line joins what nothing beats in both respects.
     """
     points: list[tuple[str, int, float, float, float]] = []  # name, colour, speed, TTFT, joules: shares of the start's
-    start = trials[0]
-    rows: list[tuple[Row, Row]] = []
-    base: Row = ("start", START, start.output_tok_s, start.ttft_ms, start.watts)
-    rows += [
-        ((trial.change, WHOLE, trial.output_tok_s, trial.ttft_ms, trial.watts), base)
-        for trial in trials[1:]
-        if trial.verdict != "fail" and trial.output_tok_s
-    ]
-    bases = {row.stage: row for row in screened if not row.changes and row.tok_s}
-    for row in screened:
-        if row.changes and row.tok_s and row.stage in bases:
-            first = bases[row.stage]
-            name = ", ".join(f"{path} {value}" for path, value in row.changes.items())
-            known: Row = (name, SCREENED, row.tok_s, row.ttft_ms, row.watts)
-            rows.append((known, ("start", START, first.tok_s, first.ttft_ms, first.watts)))
-    for (name, colour, rate, ttft, watts), (_, _, rate0, ttft0, watts0) in [(base, base), *rows]:
+
+    def add_point(name: str, colour: int, measured: Measured, base: Measured) -> None:
+        (rate, ttft, watts), (rate0, ttft0, watts0) = measured, base
         energy = watts / rate / (watts0 / rate0) if watts and watts0 else 0.0
         points.append((name, colour, rate / rate0, ttft / ttft0 if ttft0 else 1.0, energy))
+
+    start: Measured = (trials[0].output_tok_s, trials[0].ttft_ms, trials[0].watts)
+    add_point("start", START, start, start)
+    for trial in trials[1:]:
+        if trial.verdict != "fail" and trial.output_tok_s:
+            add_point(trial.change, WHOLE, (trial.output_tok_s, trial.ttft_ms, trial.watts), start)
+    bases = {row.stage: (row.tok_s, row.ttft_ms, row.watts) for row in screened if not row.changes and row.tok_s}
+    for row in screened:
+        if row.changes and row.tok_s and row.stage in bases:
+            name = ", ".join(f"{path} {value}" for path, value in row.changes.items())
+            add_point(name, SCREENED, (row.tok_s, row.ttft_ms, row.watts), bases[row.stage])
     speed = ChartAxis(title="speed, start = 1", zero=False, log=False)
     charts: list[tuple[str, Markup]] = []
     for column, title in ((3, "time to first token, start = 1"), (4, "joules per token, start = 1")):

@@ -1,22 +1,27 @@
-"""What a tuning looks for, what it found so far, and the limit on its time."""
+"""What a tuning looks for and found so far, the limit on its time, and the arithmetic of its search."""
 
 import math
 import signal
 import statistics
 import threading
 import time
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
-from moebox.core.recipe import Recipe
+from moebox.core.recipe import Flag, Recipe
 from moebox.flows.power_sweep import CapMeasurement
-from moebox.flows.search import Changes
 from moebox.flows.settings import current_value, with_setting
 from moebox.flows.walk import ClimbTrial
 from moebox.units import format_seconds, format_tok_s, plural
 
 TUNE_FILE = "tune.json"
+Changes = dict[str, Any]  # recipe path -> value
+Single = tuple[str, Hashable]
+T = TypeVar("T")
+BEAM = 256  # combinations kept while settings are added one by one
+LEAST_GAIN = 0.01  # logarithm; what gains less alone is not combined: fewer changes are easier to keep
 Goal = Literal["throughput", "latency", "efficiency"]
 STREAMS: dict[Goal, int] = {"throughput": 16, "latency": 1, "efficiency": 16}  # concurrent requests, unless set
 STOP_S = 20.0  # of the budget kept to stop an engine; at most a tenth of it
@@ -142,3 +147,38 @@ def log_gain(base: ScreenTrial, row: ScreenTrial) -> float:
     if not row.scores or not base.scores:
         return -math.inf
     return math.log(statistics.median(row.scores) / statistics.median(base.scores))
+
+
+def single_key(path: str, value: Flag) -> Single:
+    return path, repr(value)
+
+
+def combine_changes(
+    settings: Mapping[str, Sequence[Flag]], gains: Mapping[Single, float], *, width: int
+) -> list[Changes]:
+    """The `width` combinations with the largest sum of gains (logarithms of each change alone), best first.
+
+    Gains of settings seldom add up exactly; that is why the best combinations are measured.
+    """
+    found: list[tuple[float, Changes]] = [(0.0, {})]
+    for path, values in settings.items():
+        useful = [(gains.get(single_key(path, value), 0.0), value) for value in values]
+        useful = [(gain, value) for gain, value in useful if gain >= LEAST_GAIN]
+        found += [(total + gain, {**changes, path: value}) for total, changes in found for gain, value in useful]
+        found = sorted(found, key=lambda row: (-row[0], len(row[1])))[:BEAM]
+    return [changes for _, changes in found if changes][:width]
+
+
+def halve_pool(pool: Sequence[T], scores: Sequence[float], *, least: int) -> list[T]:
+    """The better half of a pool by its scores, best first, but at least `least` of it."""
+    order = sorted(range(len(pool)), key=lambda index: -scores[index])
+    return [pool[index] for index in order[: max(least, math.ceil(len(pool) / 2))]]
+
+
+def pareto_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Points (cost, value) that no other one beats in both: less cost, more value; by ascending cost."""
+    front: list[tuple[float, float]] = []
+    for cost, value in sorted(points, key=lambda point: (point[0], -point[1])):
+        if not front or value > front[-1][1]:
+            front.append((cost, value))
+    return front

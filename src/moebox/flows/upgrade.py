@@ -383,7 +383,7 @@ def decide_upgrade(found: Comparison, sides: dict[str, ProvenSide], judges: Judg
     gone += [f"quirk gone: {quirk}" for quirk in old.quirks if quirk not in new.quirks]
     added = tuple(f"new quirk: {quirk}" for quirk in new.quirks if quirk not in old.quirks)
     faster = [speed_text(row) for row in found.gains if row.gain and row.is_different and row.gain.low > 0]
-    unsure = [row for row in found.gains if row.gain and row.gain.low < -0.10 and not row.gain.low > 0]
+    unsure = [row for row in found.gains if row.gain and row.gain.low < -0.10]
     asked = found.answers
     if asked.same < asked.asked and not asked.right_a.passed and asked.right_a.trials:
         reason = f"the old version answers none of {asked.right_a.trials} questions right, so a loss cannot be seen"

@@ -70,7 +70,6 @@ def starting_recipe(recipe: Recipe) -> Recipe:
 
 
 def list_steps(recipe: Recipe) -> list[SettingStep]:
-    """All steps that may be tried, in order."""
     settings: list[tuple[StepGroup, str, Any]] = []
     settings += [("context", "context", length) for length in _contexts(recipe)[1:]]
     settings += [("speculate", "speculate", method) for method in recipe.climb.speculate if method != "none"]

@@ -62,8 +62,6 @@ SHOWN: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
-    """A problem that needs attention."""
-
     at: float
     name: str
     text: str

@@ -18,14 +18,14 @@ from moebox.units import format_gb, format_rate, format_seconds, plural
 
 AT_ONCE = 8  # files
 PROBE_BYTES, PROBE_S = 16 << 20, 2.0  # read from the first missing file to learn the network's rate
-NEWS_SHARE = 0.05  # of the download between two lines of progress
+NEWS_SHARE, NEWS_S = 0.05, 2.0  # of the download, and seconds, between two lines of progress
 
 
 def find_named_files(what: str) -> tuple[HubListing, str, bool]:
     """Return the repository of a recipe or name, the first part of a GGUF file, and whether its own code is needed."""
     if os.path.exists(what) or parse_repo_name(what.partition(":")[0]) is None:
         return find_recipe_files(deploy(recipes.load_recipe(what)))
-    return list_files(what, what, "", "")
+    return (*list_files(what, what, "", ""), False)
 
 
 def find_recipe_files(deployment: Deployment) -> tuple[HubListing, str, bool]:
@@ -38,11 +38,10 @@ def find_recipe_files(deployment: Deployment) -> tuple[HubListing, str, bool]:
         raise BadInput(f"{recipe.name} names a path, {name}, which {here}; nothing to fetch", hint=hint)
     if found and found.format == "gguf":
         name, gguf = f"{name}:{found.name.rpartition(':')[2]}", found.file
-    listing, gguf, _ = list_files(recipe.name, name, str(recipe.flags.get("revision", "")), gguf)
-    return listing, gguf, recipe.trust_remote_code
+    return (*list_files(recipe.name, name, str(recipe.flags.get("revision", "")), gguf), recipe.trust_remote_code)
 
 
-def list_files(what: str, name: str, revision: str, gguf: str) -> tuple[HubListing, str, bool]:
+def list_files(what: str, name: str, revision: str, gguf: str) -> tuple[HubListing, str]:
     """List ORG/REPO[@REVISION][:QUANT]; without `gguf` the quantization names the first part."""
     repo, _, quant = name.partition(":")
     parsed = parse_repo_name(repo)
@@ -60,7 +59,7 @@ def list_files(what: str, name: str, revision: str, gguf: str) -> tuple[HubListi
             hint = f"there: {', '.join(firsts[:8])}" if firsts else f"see {listing.url}"
             raise BadInput(f"{repo}: {len(firsts)} GGUF files are called {quant}", hint=hint)
         gguf = firsts[0]
-    return listing, gguf, False
+    return listing, gguf
 
 
 def offer_weights(deployment: Deployment, *, confirm: Callable[[str], bool], notify: Callable[[str], None]) -> int:
@@ -70,10 +69,11 @@ def offer_weights(deployment: Deployment, *, confirm: Callable[[str], bool], not
     engine is missing, because what was fetched could not be used.
     """
     recipe = deployment.recipe
-    if recipe.runtime.kind == "embedded" or recipe.runtime.mounts or uses_dummy_weights(recipe):
+    if recipe.runtime.mounts or uses_dummy_weights(recipe):
         return 0
     try:
-        require_engine(deployment)
+        if recipe.runtime.kind != "embedded":
+            require_engine(deployment)
         listing, gguf, with_code = find_recipe_files(deployment)
         wanted = select_files(listing, gguf=gguf, with_code=with_code)
     except NotInstalled:
@@ -82,13 +82,15 @@ def offer_weights(deployment: Deployment, *, confirm: Callable[[str], bool], not
         if isinstance(problem, ExternalError):
             notify(f"weights not checked: {problem.message}")
         return 0
-    arrived, shown, began = 0, 0.0, time.monotonic()
+    arrived, shown = 0, 0.0
+    began = shown_at = time.monotonic()
 
     def advance(size: int) -> None:
-        nonlocal arrived, shown
+        nonlocal arrived, shown, shown_at
         arrived += size
-        if arrived / total >= shown + NEWS_SHARE and arrived < total:
-            shown = arrived / total
+        is_due = arrived / total >= shown + NEWS_SHARE and time.monotonic() >= shown_at + NEWS_S
+        if is_due and arrived < total:
+            shown, shown_at = arrived / total, time.monotonic()
             left_s = (time.monotonic() - began) * (total - arrived) / arrived
             notify(f"fetched {format_gb(arrived)} of {format_gb(total)}, ready in {format_seconds(left_s)}")
 
@@ -105,7 +107,7 @@ def offer_weights(deployment: Deployment, *, confirm: Callable[[str], bool], not
     if not confirm(f"Fetch {format_gb(missing)} now?"):
         notify("weights not fetched: the engine downloads them at its start, if it can")
         return 0
-    began = time.monotonic()
+    began = shown_at = time.monotonic()
     fetcher.fetch_all(wanted, at_once=AT_ONCE)
     notify(f"fetched {format_gb(missing)} in {format_seconds(time.monotonic() - began)}; every hash is the Hub's")
     return missing

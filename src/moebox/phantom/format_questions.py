@@ -74,20 +74,23 @@ class FunctionSpec:
     slots: Callable[[random.Random], dict[str, Any]] = lambda rng: {}
 
 
-def _constant(low: int, high: int) -> Callable[[random.Random], dict[str, Any]]:
-    return lambda rng: {"k": rng.randint(low, high)}
-
-
-def _bounds(rng: random.Random) -> dict[str, Any]:
+def _draw_range(rng: random.Random) -> dict[str, Any]:
     low = rng.randint(0, 40)
     return {"k": low, "m": low + rng.randint(1, 50)}
 
 
-def _spec(takes: str, does: str, body: str, truth: Callable[..., Any], *slots: Any) -> FunctionSpec:
-    return FunctionSpec(takes=takes, does=does, body=body, truth=truth, slots=slots[0] if slots else lambda rng: {})
+def _draw_letter(rng: random.Random) -> dict[str, Any]:
+    return {"k": rng.choice("abcdefghiklmnoprstu")}
+
+
+def _spec(takes: str, does: str, body: str, truth: Callable[..., Any], slots: Any = None) -> FunctionSpec:
+    """A family; `slots` draws its constants, or is the range of the only one."""
+    draw = slots if callable(slots) else lambda rng: {"k": rng.randint(*slots)} if slots else {}
+    return FunctionSpec(takes=takes, does=does, body=body, truth=truth, slots=draw)
 
 
 _NUMBER, _STRING, _LIST = "a number x", "a string s", "a list of numbers v"
+_ELSE, _GREATER = " and False otherwise", "a list of the numbers in v that are greater than {k}"
 # Random arguments by parameter.
 _INPUTS: dict[str, Callable[[random.Random], Any]] = {
     _NUMBER: lambda rng: rng.randint(-50, 50),
@@ -95,38 +98,24 @@ _INPUTS: dict[str, Callable[[random.Random], Any]] = {
     _LIST: lambda rng: [rng.randint(-50, 50) for _ in range(rng.randint(1, 6))],
 }
 FUNCTION_SPECS: tuple[FunctionSpec, ...] = (
-    _spec(_NUMBER, "x plus {k}", "x + {k}", lambda x, k: x + k, _constant(2, 99)),
-    _spec(_NUMBER, "x minus {k}", "x - {k}", lambda x, k: x - k, _constant(2, 99)),
-    _spec(_NUMBER, "x times {k}", "x * {k}", lambda x, k: x * k, _constant(2, 99)),
-    _spec(_NUMBER, "x to the power of {k}", "x ** {k}", lambda x, k: x**k, _constant(2, 9)),
+    _spec(_NUMBER, "x plus {k}", "x + {k}", lambda x, k: x + k, (2, 99)),
+    _spec(_NUMBER, "x minus {k}", "x - {k}", lambda x, k: x - k, (2, 99)),
+    _spec(_NUMBER, "x times {k}", "x * {k}", lambda x, k: x * k, (2, 99)),
+    _spec(_NUMBER, "x to the power of {k}", "x ** {k}", lambda x, k: x**k, (2, 9)),
     _spec(
         _NUMBER,
         "x limited to the range from {k} to {m}",
         "max({k}, min({m}, x))",
         lambda x, k, m: max(k, min(m, x)),
-        _bounds,
+        _draw_range,
     ),
-    _spec(
-        _NUMBER,
-        "True if x is divisible by {k} and False otherwise",
-        "x % {k} == 0",
-        lambda x, k: x % k == 0,
-        _constant(2, 20),
-    ),
-    _spec(
-        _NUMBER, "True if x is greater than {k} and False otherwise", "x > {k}", lambda x, k: x > k, _constant(0, 40)
-    ),
+    _spec(_NUMBER, "True if x is divisible by {k}" + _ELSE, "x % {k} == 0", lambda x, k: x % k == 0, (2, 20)),
+    _spec(_NUMBER, "True if x is greater than {k}" + _ELSE, "x > {k}", lambda x, k: x > k, (0, 40)),
     _spec(_STRING, "s reversed", "s[::-1]", lambda s: s[::-1]),
     _spec(_STRING, "s in upper case", "s.upper()", lambda s: s.upper()),
-    _spec(
-        _STRING,
-        "how often the letter {k} occurs in s",
-        's.count("{k}")',
-        lambda s, k: s.count(k),
-        lambda rng: {"k": rng.choice("abcdefghiklmnoprstu")},
-    ),
-    _spec(_STRING, "s repeated {k} times", "s * {k}", lambda s, k: s * k, _constant(2, 9)),
-    _spec(_STRING, "the first {k} characters of s", "s[:{k}]", lambda s, k: s[:k], _constant(1, 9)),
+    _spec(_STRING, "how often the letter {k} occurs in s", 's.count("{k}")', lambda s, k: s.count(k), _draw_letter),
+    _spec(_STRING, "s repeated {k} times", "s * {k}", lambda s, k: s * k, (2, 9)),
+    _spec(_STRING, "the first {k} characters of s", "s[:{k}]", lambda s, k: s[:k], (1, 9)),
     _spec(_LIST, "the largest number in v", "max(v)", max),
     _spec(_LIST, "the smallest number in v", "min(v)", min),
     _spec(_LIST, "the sum of the numbers in v", "sum(v)", sum),
@@ -136,15 +125,9 @@ FUNCTION_SPECS: tuple[FunctionSpec, ...] = (
         "a list with each number of v times {k}",
         "[x * {k} for x in v]",
         lambda v, k: [x * k for x in v],
-        _constant(2, 99),
+        (2, 99),
     ),
-    _spec(
-        _LIST,
-        "a list of the numbers in v that are greater than {k}",
-        "[x for x in v if x > {k}]",
-        lambda v, k: [x for x in v if x > k],
-        _constant(0, 40),
-    ),
+    _spec(_LIST, _GREATER, "[x for x in v if x > {k}]", lambda v, k: [x for x in v if x > k], (0, 40)),
 )
 
 

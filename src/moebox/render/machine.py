@@ -157,7 +157,6 @@ def _published_address(launch: Launch) -> str:
 
 
 def systemd_context(deployment: Deployment) -> Context:
-    """Fill the template of a systemd unit."""
     recipe = deployment.recipe
     unfit = "runtime.setup: a unit would run the setup at every start"
     refuse_if(recipe.runtime.setup, unfit, hint="build an image with it")

@@ -188,8 +188,6 @@ def _insert_draft(text: str, draft_model: Variable, variable: bool) -> Value:
 
 
 def bash_line(piece: Piece) -> str:
-    """Write a flag with its values on one line of bash."""
-
     def quote(part: str | Variable) -> str:
         if isinstance(part, str):
             return quoting.quote_bash(part)

@@ -56,8 +56,6 @@ class Tile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tiles:
-    """Headline figures in a row."""
-
     kind: str = "tiles"
     tiles: tuple[Tile, ...]
 
@@ -126,8 +124,8 @@ class Section:
     blocks: tuple[Block, ...] = field(default=())
 
 
-def figure_cell(value: float | None, *, digits: int | None = None, tone: Tone = "", title: str = "") -> TableCell:
-    return TableCell(text=format_number(value, digits), value=value, tone=tone, title=title)
+def figure_cell(value: float | None, *, digits: int | None = None, tone: Tone = "") -> TableCell:
+    return TableCell(text=format_number(value, digits), value=value, tone=tone)
 
 
 def text_cell(text: str, *, tone: Tone = "", colour: int = 0, title: str = "") -> TableCell:

@@ -163,8 +163,9 @@ def svg_path(places: Sequence[Point]) -> str:
     return "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in places)
 
 
-def draw_marker(shape: int, a: float, b: float, *, colour: str, hollow: bool = False, size: float = 3.8) -> str:
+def draw_marker(shape: int, a: float, b: float, *, colour: str, hollow: bool = False) -> str:
     """One point, in the shape that belongs to the series."""
+    size = 3.8
     kind = MARKERS[(shape - 1) % len(MARKERS)]
     look = {"fill": "var(--panel)" if hollow or kind == "ring" else colour, "stroke": colour, "stroke_width": 1.4}
     if kind in ("circle", "ring"):

@@ -1,4 +1,4 @@
-"""Runs as a folder or archive to publish, without secrets and without the machine's identity.
+"""Runs as a folder or archive to publish, without secrets and without the machine's identity; or one run as a row.
 
     README.md  FINDINGS.md  report.html  report.pdf  launch.sh  gpu-info.txt  gpu-topology.txt
     configs/  logs/  measurements/  verdicts/  patches/          of several runs, these lie in runs/NAME/
@@ -6,17 +6,19 @@
 Text is redacted line by line; files that are not text are left out, except samples, which hold only times.
 """
 
+import hashlib
 import tarfile
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
-from moebox import __version__, files
+from moebox import __version__, codec, files
 from moebox.assess.recommend import recommend
 from moebox.bench import samples
 from moebox.checkpoint import deploy
+from moebox.core.matrix_row import MatrixRow, SpeedCell, row_problems
 from moebox.detect.bundle import gpu_text, link_text
-from moebox.errors import BadInput, ExternalError, MoeboxError
-from moebox.escape import escape_markdown as escape
+from moebox.errors import BadInput, ExternalError, MoeboxError, refuse_if
 from moebox.render import render
 from moebox.report.files import OUTPUT_HINT, make_page, save_file
 from moebox.report.markdown import load_template, render_markdown
@@ -154,21 +156,65 @@ def copy_file(source: Path, target: Path, left_out: list[str]) -> None:
 
 def readme_text(page: ReportPage, folder: Path, left_out: list[str]) -> str:
     """README.md: the assessment, the contents of the folder, and how to run it again."""
-    lines = [f"# {escape(page.title)}", "", escape(page.subtitle), ""]
-    lines += ["**Simulation: no GPU produced these figures.**", ""] if page.simulated_runs else []
-    lines += load_template("blocks.md").module.assessments(page).splitlines()
-    lines += [f"- {escape(advice.title)}. {escape(advice.text)}" for advice in recommend(page.records)[:3]]
-    lines += ["", "## Contents", ""]
-    lines += [f"- `{name}`: {text}" for name, text in ABOUT.items() if (folder / name).exists()]
-    lines += ["", "## Do it again", ""]
     places = ["configs"] if len(page.records) == 1 else [f"runs/{record.id}/configs" for record in page.records]
-    recipes = [f"{place}/recipe.toml" for place in places if (folder / place / "recipe.toml").exists()]
-    lines += [f"    moebox run --recipe {recipe}" for recipe in recipes]
-    lines += [
-        "",
-        f"Packed by moebox {__version__} from {', '.join(record.id for record in page.records)}. Keys, host and user "
-        "names, addresses and serial numbers were taken out.",
-        "",
-    ]
-    lines += [f"Left out: {'; '.join(left_out)}", ""] if left_out else []
-    return "\n".join(lines)
+    text = load_template("readme.md").render(
+        page=page,
+        advice=recommend(page.records)[:3],
+        contents=[(name, text) for name, text in ABOUT.items() if (folder / name).exists()],
+        recipes=[f"{place}/recipe.toml" for place in places if (folder / place / "recipe.toml").exists()],
+        version=__version__,
+        left_out=left_out,
+    )
+    return str(text).rstrip() + "\n"
+
+
+SETTINGS = ("kv", "context", "max_seqs", "memory_utilization")
+
+
+def row_of_run(record: RunRecord) -> MatrixRow:
+    """Return the run's row. Raise BadInput for a run that shows nothing of an engine on a box."""
+    recipe, box = record.recipe, record.box
+    refuse_if(record.simulation, f"{record.id} is a simulation: it shows nothing of an engine")
+    if recipe is None or box is None:
+        missing = "recipe.toml" if recipe is None else "box.toml"
+        raise BadInput(f"{record.id} has no {missing}", hint="`moebox run` and `moebox up` write both")
+    checks: dict[str, str] = {check.name: check.verdict for check in record.checks}
+    loads = [load for load in record.loads if load.output_tok_s and not load.partial]
+    refuse_if(
+        not checks and not loads, f"{record.id} has neither checks nor measurements", hint="`moebox verify`, `bench`"
+    )
+    failed = "fail" in checks.values()
+    parallel = {name: str(value) for name, value in codec.to_plain(recipe.parallel).items() if value not in (1, False)}
+    settings = {name: str(getattr(recipe, name)) for name in SETTINGS if getattr(recipe, name, None)}
+    flags = {f"flags.{name}": str(value) for name, value in recipe.flags.items()}
+    row = MatrixRow(
+        source="moebox",
+        date=datetime.fromtimestamp(record.ended or record.started, UTC).date().isoformat(),
+        state="wrong" if failed else "runs",
+        verified=bool(checks) and not failed and not record.imported,
+        box=box.name,
+        gpus=tuple(gpu.title for gpu in box.gpus),
+        cpu=box.cpu.model,
+        ram=box.ram,
+        engine=recipe.engine,
+        model=recipe.model,
+        checkpoint=recipe.checkpoint,
+        recipe_digest=hashlib.sha256(codec.to_json(recipe, indent=None).encode()).hexdigest(),
+        settings=parallel | settings | flags,
+        versions=dict(record.versions),
+        checks=checks,
+        speed=tuple(
+            SpeedCell(
+                concurrency=load.concurrency,
+                input_tokens=load.mean_input_tokens or load.input_tokens,
+                output_tokens=load.mean_output_tokens or load.output_tokens,
+                output_tok_s=load.output_tok_s or 0.0,
+                ttft_ms=load.ttft.p50 or load.ttft.median or load.ttft.mean,
+                conditions=(*load.flags, *(("limited by the client",) if load.client_limited else ())),
+            )
+            for load in loads
+        ),
+    )
+    if problem := next(row_problems(row), ""):
+        raise BadInput(f"{record.id}: {problem}")
+    return row

@@ -23,12 +23,11 @@ from moebox.report.block import Section
 from moebox.report.palette import run_colour
 from moebox.report.sections.checks import check_evidence, checks_section, probe_evidence, score_text
 from moebox.report.sections.climb import climb_section
-from moebox.report.sections.compare import compare_section
+from moebox.report.sections.compare import compare_section, models_section
 from moebox.report.sections.hardware import hardware_section
 from moebox.report.sections.kernels import kernels_section
 from moebox.report.sections.launches import attempts_section, problems_section, recommendations_section
 from moebox.report.sections.memory import memory_section
-from moebox.report.sections.models import models_section
 from moebox.report.sections.performance import performance_section
 from moebox.report.sections.plan import plan_section
 from moebox.report.sections.quality import quality_section
@@ -91,7 +90,7 @@ def make_sections(records: Sequence[RunRecord], makers: Sequence[SectionMaker] =
     return [section for make in makers if (section := make(records)) and section.blocks]
 
 
-def build_page(records: Sequence[RunRecord], *, title: str = "", now: float | None = None) -> ReportPage:
+def build_page(records: Sequence[RunRecord], *, title: str = "") -> ReportPage:
     """Build the content of a report. Without a title it is named after models and boxes."""
     named = label_runs(records)
     moments = [record.started if record.imported else max(record.started, record.ended) for record in named]
@@ -109,7 +108,7 @@ def build_page(records: Sequence[RunRecord], *, title: str = "", now: float | No
         title=title,
         subtitle=" · ".join(filter(None, subtitle)),
         date=format_date(max(moments, default=0.0)),
-        made=format_time(now if now is not None else time.time()),
+        made=format_time(time.time()),
         records=tuple(named),
         sections=tuple(make_sections(named)),
         assessments=tuple(map(assess_run, named)),

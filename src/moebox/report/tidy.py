@@ -6,9 +6,7 @@ import re
 import socket
 from pathlib import Path
 
-from moebox.redact import HIDDEN, hide_secrets
-
-__all__ = ["HIDDEN", "hide_secrets", "redact_text"]
+from moebox.redact import hide_secrets
 
 HOST, USER, ADDRESS, SERIAL = "‹host›", "‹user›", "‹address›", "‹serial›"
 

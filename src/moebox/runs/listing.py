@@ -11,7 +11,7 @@ from pathlib import Path
 
 from moebox import codec, files
 from moebox.errors import BadInput
-from moebox.loose import get_number
+from moebox.loose import Document, get_number
 from moebox.runs.reader import folder_time, read_run
 from moebox.runs.record import RunRecord, RunVerdict
 from moebox.store import PIPELINE, PIPELINE_BEFORE, Run, plain, runs_dir
@@ -71,23 +71,6 @@ class CachedRows:
 
     format: int = FORMAT
     rows: dict[str, tuple[str, RunSummary]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunBrief:
-    """The files of one run, and its last event."""
-
-    id: str
-    path: str
-    started: float
-    last: float  # time of the last event
-    last_kind: str
-    events: int
-    measurements: int
-    verdicts: int
-    bytes: int
-    report: bool
-    notes: tuple[str, ...] = ()
 
 
 def summarize_run(run: Run) -> RunSummary:
@@ -165,8 +148,8 @@ def folder_stamp(folder: Path) -> str:
     return " ".join(parts)
 
 
-def run_brief(run: Run) -> RunBrief:
-    """Count the files of a run folder."""
+def run_brief(run: Run) -> Document:
+    """The number and size of a run's files, and its last event, under the keys that scripts rely on."""
     journal = run.read_journal()
     notes = list(journal.notes)
     created: float | None = None
@@ -176,16 +159,16 @@ def run_brief(run: Run) -> RunBrief:
         notes.append(problem.message)
     times = [entry.time for entry in journal.entries if entry.time > 0]
     started = created or folder_time(run.id) or min(times, default=0.0)
-    return RunBrief(
-        id=run.id,
-        path=str(run.path),
-        started=started,
-        last=max(times, default=started),
-        last_kind=journal.entries[-1].kind if journal.entries else "",
-        events=len(journal.entries),
-        measurements=len(plain.list_entries(run.path / "measurements", "*.json")),
-        verdicts=len(plain.list_entries(run.path / "verdicts", "*.json")),
-        bytes=sum(file.lstat().st_size for file in run.path.rglob("*") if plain.is_plain_file(file)),
-        report=(run.path / "report.html").exists(),
-        notes=tuple(notes),
-    )
+    return {
+        "id": run.id,
+        "path": str(run.path),
+        "started": started,
+        "last": max(times, default=started),
+        "last_kind": journal.entries[-1].kind if journal.entries else "",
+        "events": len(journal.entries),
+        "measurements": len(plain.list_entries(run.path / "measurements", "*.json")),
+        "verdicts": len(plain.list_entries(run.path / "verdicts", "*.json")),
+        "bytes": sum(file.lstat().st_size for file in run.path.rglob("*") if plain.is_plain_file(file)),
+        "report": (run.path / "report.html").exists(),
+        "notes": notes,
+    }

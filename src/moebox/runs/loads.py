@@ -8,7 +8,7 @@ from moebox.core import result
 from moebox.errors import BadInput
 from moebox.escape import printable_line
 from moebox.loose import Json, as_object, get_number, get_objects, get_path, get_text, get_texts, is_true
-from moebox.runs.record import LoadRequest, LoadResult
+from moebox.runs.record import LoadResult
 from moebox.store import plain
 
 LISTS = ("levels", "measurements", "rows", "results")  # names under which other tools keep several results
@@ -87,7 +87,6 @@ def _from_measurement(found: result.Measurement, document: Json, path: Path) -> 
         model=found.model_id,
         source=get_text(document, "source"),
         samples=_find_samples(found.samples, path.parent, path.stem),
-        request=LoadRequest(workload=work, load=found.load, warmup=found.warmup, slo=found.slo),
         measurement=found,
         raw=document,
     )
@@ -104,7 +103,8 @@ def _from_tests(found: result.PrefillDecode) -> list[LoadResult]:
             flags=tuple(printable_line(flag) for flag in found.flags if flag.startswith(f"{row.test} ") and row.cold),
             simulation=found.simulation,
             model=found.model_id,
-            request=LoadRequest(workload=found.workload, load=found.load, test=row.test, repeat=found.repeat),
+            tests=found,
+            test=row.test,
             raw=codec.to_plain(row),
         )
         for row in found.rows

@@ -12,12 +12,11 @@ from moebox.core.box import Box, Gpu
 from moebox.core.engine_facts import DeviceFacts
 from moebox.core.event import ClimbStep
 from moebox.core.kernel import KernelFindings
-from moebox.core.measure import Load, Slo, Workload
 from moebox.core.pipeline import Pipeline
 from moebox.core.plan import Memory, Plan
 from moebox.core.quirks import is_known_warning
 from moebox.core.recipe import Recipe
-from moebox.core.result import LatencyStats, Measurement
+from moebox.core.result import LatencyStats, Measurement, PrefillDecode
 from moebox.core.verdict import CheckVerdict, Mark
 from moebox.loose import Json
 from moebox.quality.measure import QualityResult
@@ -48,18 +47,6 @@ class RunInfo:
     notes: tuple[str, ...] = ()
     versions: dict[str, str] = field(default_factory=dict)
     commands: tuple[dict[str, str], ...] = ()  # title, text
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadRequest:
-    """How moebox drove a measurement, enough to repeat it; `test` is one test of --pp or --tg."""
-
-    workload: Workload
-    load: Load
-    warmup: int = 0
-    slo: Slo | None = None
-    test: str = ""
-    repeat: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +86,9 @@ class LoadResult:
     source: str = ""
     note: str = ""
     samples: Path | None = None
-    request: LoadRequest | None = None  # None for imported figures
-    measurement: Measurement | None = None
+    measurement: Measurement | None = None  # None for tests and imported figures
+    tests: PrefillDecode | None = None  # of --pp and --tg, of which it is `test`
+    test: str = ""
     raw: Json = field(default_factory=dict)  # the document it was read from
 
     @property

@@ -18,8 +18,6 @@ BAR = 20  # columns of the chart
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryRow:
-    """One run or upgrade of a recipe."""
-
     run: str
     when: float
     version: str

@@ -16,7 +16,8 @@ from moebox.core.endpoint import Endpoint, endpoint_from_url
 from moebox.core.plan import Launch
 from moebox.core.recipe import Recipe
 from moebox.environment import chosen_environment
-from moebox.errors import Unsupported, refuse_if
+from moebox.errors import ExternalError, Unsupported, refuse_if
+from moebox.hub.client import find_snapshot
 from moebox.redact import key_spellings
 from moebox.serve import installs, oom, preflight, state
 from moebox.serve.guard import GuardConfig
@@ -46,7 +47,7 @@ class PreparedLaunch:
 def prepare_launch(deployment: Deployment, *, name: str = "") -> PreparedLaunch:
     """Decide what to run. Raise if the recipe cannot be launched."""
     recipe = installs.with_installed_engine(deployment.recipe)
-    deployment = deployment.with_recipe(recipe)
+    deployment = with_fetched_file(deployment.with_recipe(recipe))
     key = os.environ.get(recipe.listen.key_env) if recipe.listen.key_env else None
     text = f"the recipe takes its key from ${recipe.listen.key_env}, which is not set"
     refuse_if(recipe.listen.key_env and not key, text)
@@ -75,6 +76,26 @@ def prepare_launch(deployment: Deployment, *, name: str = "") -> PreparedLaunch:
         secrets=launch_secrets(launch),
         gpus=preflight.recipe_gpus(deployment),
     )
+
+
+def with_fetched_file(deployment: Deployment) -> Deployment:
+    """The deployment with the path of its GGUF, if the Hub's cache has every part of it.
+
+    llama.cpp and its fork would download the repository's file into caches of their own.
+    """
+    recipe, checkpoint = deployment.recipe, deployment.known_checkpoint
+    runs_here = recipe.runtime.kind in ("native", "embedded")
+    if not (runs_here and checkpoint and checkpoint.repo and checkpoint.file) or checkpoint.path:
+        return deployment
+    folder = find_snapshot(checkpoint.repo, str(recipe.flags.get("revision", "")) or checkpoint.revision)
+    path = folder / checkpoint.file if folder else None
+    if path and path.is_file() and not preflight.missing_shards(path):
+        found = dataclasses.replace(checkpoint, path=str(path))
+        return dataclasses.replace(deployment, known_checkpoint=found)
+    if recipe.runtime.kind == "embedded":
+        hint = f"`moebox fetch {recipe.checkpoint}` fetches it; `moebox run` offers to"
+        raise ExternalError(f"{checkpoint.file} of {checkpoint.repo} is not in the Hub's cache", hint=hint)
+    return deployment
 
 
 def launch_secrets(launch: Launch) -> dict[str, str]:

@@ -2,7 +2,8 @@
 
 import json
 
-from moebox import files
+from moebox import codec, files
+from moebox.errors import BadInput
 
 MAX_ENTRIES = 200  # the newest are kept
 
@@ -25,10 +26,8 @@ def remember_duration(key: str, seconds: float) -> None:
 
 
 def _read_table() -> dict[str, float]:
+    path = files.moebox_cache() / "durations.json"
     try:
-        table = json.loads((files.moebox_cache() / "durations.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return codec.decode(dict[str, float], codec.load_json(path), where=str(path))
+    except (OSError, BadInput):
         return {}
-    if not isinstance(table, dict):
-        return {}
-    return {str(key): float(value) for key, value in table.items() if isinstance(value, int | float) and value > 0}

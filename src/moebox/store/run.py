@@ -95,22 +95,21 @@ class Run:
         return cls(matches[0])
 
     @classmethod
-    def resume(cls, name: str, *, runs: Path | None = None) -> "Run":
+    def resume(cls, name: str) -> "Run":
         """Open a run and lock it. Raise BadInput if another process holds the lock."""
-        run = cls.open(name, runs=runs)
+        run = cls.open(name)
         refuse_if(not run.acquire_lock(), f"{run.path} is in use by another moebox process")
         return run
 
     @classmethod
-    def open_shared(cls, name: str, *, runs: Path | None = None) -> "Run":
+    def open_shared(cls, name: str) -> "Run":
         """Open a run to add files to it; lock it unless another process, such as `up`, holds the lock."""
-        run = cls.open(name, runs=runs)
+        run = cls.open(name)
         run.acquire_lock()
         return run
 
     @property
     def id(self) -> str:
-        """The folder's name."""
         return self.path.name
 
     def acquire_lock(self) -> bool:

@@ -133,7 +133,6 @@ class TwinGate:
         self.app, self.key = app, key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or refuse it."""
         refusal = self.refusal(Request(scope)) if scope["type"] == "http" else None
         await (refusal or self.app)(scope, receive, send)
 

@@ -2,17 +2,15 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from moebox.core.verdict import HttpExchange
-from moebox.phantom.question import ModelReply, Question, ToolCall
+from moebox.phantom.question import Question, ToolCall
 from moebox.stream.events import ANTHROPIC_INPUTS
 from moebox.stream.sse import parse_events
-from moebox.verify.completions import TEMPLATE_MARKS
-from moebox.verify.session import ProbeSkipped, ServerSession, raise_for_failure, transport_problem
+from moebox.verify.completions import ChatAnswer
+from moebox.verify.trials import CheckSession
 from moebox.verify.violations import (
-    Violation,
     Violations,
     check_model_name,
     is_count,
@@ -37,26 +35,8 @@ DELTAS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnthropicMessage:
-    """One reply of the messages API."""
-
-    id: str = ""
-    text: str = ""
-    thinking: str = ""
-    calls: tuple[ToolCall, ...] = ()
-    stop_reason: str = ""
-    usage: Mapping[str, Any]
-    violations: tuple[Violation, ...] = ()
-
-    @property
-    def reply(self) -> ModelReply:
-        """The part that the judges of questions read."""
-        return ModelReply(content=self.text, reasoning=self.thinking, calls=self.calls)
-
-
 def message_request(
-    session: ServerSession, question: Question, *, stream: bool = False, turns: list[Any] | None = None
+    session: CheckSession, question: Question, *, stream: bool = False, turns: list[Any] | None = None
 ) -> dict[str, object]:
     functions = [tool["function"] for tool in question.tools]
     body: dict[str, object] = {
@@ -76,59 +56,34 @@ def message_request(
     return body
 
 
-async def send_message(
-    session: ServerSession, body: dict[str, object], *, allow_marks: bool = False
-) -> AnthropicMessage:
-    """Send one request and count the violations of the reply.
-
-    Raise ProbeSkipped if the API is not served, ProbeFailed if the reply cannot be parsed. `allow_marks`: the question
-    may make a model write template marks.
-    """
-    exchange = await post_message(session, body)
-    if exchange.status in (400, 422) and "chat_template_kwargs" in body:
-        without = {key: value for key, value in body.items() if key != "chat_template_kwargs"}
-        exchange = await post_message(session, without)
-    if exchange.status in (404, 405, 501):
-        raise ProbeSkipped("the server does not offer Anthropic's API")
-    session.skip_if_context_too_short(exchange)
-    stream = bool(body["stream"])
-    session.failures.add("transport", transport_problem(exchange), stream=stream)
-    raise_for_failure(exchange)
-    request = object_of(exchange.request)
-    message = parse_message_stream(exchange, request) if request.get("stream") else parse_message(exchange, request)
-    session.count_violations(message.violations, stream=stream)
-    if not allow_marks:
-        leaked = TEMPLATE_MARKS.search(message.text)
-        session.failures.add("template-leak", f"{leaked.group()} in the answer" if leaked else "", stream=stream)
-    return message
+async def send_message(session: CheckSession, body: dict[str, object], *, allow_marks: bool = False) -> ChatAnswer:
+    """Send one request; see CheckSession.send_request."""
+    parse = parse_message_stream if body["stream"] else parse_message
+    return await session.send_request("messages", body, parse, headers=key_headers(session), allow_marks=allow_marks)
 
 
-async def post_message(session: ServerSession, body: dict[str, object]) -> HttpExchange:
-    """POST to /messages and keep the exchange as evidence."""
-    headers = {"anthropic-version": VERSION, **({"x-api-key": session.endpoint.key} if session.endpoint.key else {})}
-    return session.keep_evidence(
-        await session.client.post(f"{session.endpoint.base_url}/messages", body, headers=headers)
-    )
+def key_headers(session: CheckSession) -> dict[str, str]:
+    return {"anthropic-version": VERSION, **({"x-api-key": session.endpoint.key} if session.endpoint.key else {})}
 
 
-def parse_message(exchange: HttpExchange, request: Mapping[str, Any]) -> AnthropicMessage:
+def parse_message(exchange: HttpExchange) -> ChatAnswer:
     """Read a message that is not streamed."""
     violations = Violations()
     try:
         body = parse_strict_json(exchange.response)
     except ValueError as problem:
-        return _unreadable_message(violations, f"the message is not JSON: {problem}")
+        return unreadable_answer(violations, f"the message is not JSON: {problem}")
     if not isinstance(body, dict) or not isinstance(body.get("content"), list):
-        return _unreadable_message(violations, f"not a message of this API: {shorten(body)}")
-    _check_header(violations, body, request)
+        return unreadable_answer(violations, f"not a message of this API: {shorten(body)}")
+    _check_header(violations, body, object_of(exchange.request))
     _check_usage(violations, body.get("usage"), least=1)
     violations.require("stop_sequence" in body, "the message has no stop_sequence", "style")
     return _build_message(violations, body, objects_of(body["content"]), body.get("stop_reason"), body.get("usage"))
 
 
-def _unreadable_message(violations: Violations, reason: str) -> AnthropicMessage:
+def unreadable_answer(violations: Violations, reason: str) -> ChatAnswer:
     violations.add("format", reason, fatal=True)
-    return AnthropicMessage(usage={}, violations=violations.items)
+    return ChatAnswer(violations=violations.items)
 
 
 def _check_header(violations: Violations, body: Mapping[str, Any], request: Mapping[str, Any]) -> None:
@@ -150,7 +105,7 @@ def _check_usage(violations: Violations, usage: Any, *, least: int) -> None:
 
 def _build_message(
     violations: Violations, body: Mapping[str, Any], blocks: list[dict[str, object]], stop: Any, usage: Any
-) -> AnthropicMessage:
+) -> ChatAnswer:
     """Check every block and the stop reason, and build the message from them."""
     calls: list[ToolCall] = []
     texts = {"text": "", "thinking": ""}
@@ -164,12 +119,10 @@ def _build_message(
             texts[str(kind)] += str(block.get(str(kind)) or "")
         elif kind == "tool_use":
             identity, name, given = block.get("id"), block.get("name"), block.get("input")
-            if not is_text(identity):
-                violations.add("format", f"a tool_use block's id: {shorten(block)}")
-            if not is_text(name):
-                violations.add("format", f"a tool_use's name: {shorten(block)}")
-            if not isinstance(given, dict):
-                violations.add("format", f"the input of a tool_use is {shorten(given)}, not an object")
+            violations.require(is_text(identity), f"a tool_use block's id: {shorten(block)}")
+            violations.require(is_text(name), f"a tool_use's name: {shorten(block)}")
+            is_object = isinstance(given, dict)
+            violations.require(is_object, f"the input of a tool_use is {shorten(given)}, not an object")
             calls.append(ToolCall(id=str(identity or ""), name=str(name or ""), arguments=json.dumps(given)))
         elif not is_text(kind):
             violations.add("format", f"a block without a type: {shorten(block)}")
@@ -179,23 +132,23 @@ def _build_message(
         violations.require(stop != "tool_use", "stop_reason 'tool_use' without a tool_use block", "finish")
     elif stop not in ("tool_use", "max_tokens"):
         violations.add("finish", f"stop_reason {stop!r} with a tool_use block")
-    return AnthropicMessage(
+    return ChatAnswer(
         id=str(body.get("id") or ""),
-        text=texts["text"],
-        thinking=texts["thinking"],
+        content=texts["text"],
+        reasoning=texts["thinking"],
         calls=tuple(calls),
-        stop_reason=str(stop or ""),
+        finish_reason=str(stop or ""),
         usage=usage if isinstance(usage, dict) else {},
         violations=violations.items,
     )
 
 
-def parse_message_stream(exchange: HttpExchange, request: Mapping[str, Any]) -> AnthropicMessage:
+def parse_message_stream(exchange: HttpExchange) -> ChatAnswer:
     """Assemble a streamed message and check the order of its events."""
     media_type = exchange.headers.get("content-type", "")
-    stream = _MessageStream(request)
+    stream = _MessageStream(object_of(exchange.request))
     if "text/event-stream" not in media_type.lower():
-        return _unreadable_message(stream.violations, f"requested a stream, got {media_type or 'no content type'}")
+        return unreadable_answer(stream.violations, f"requested a stream, got {media_type or 'no content type'}")
     for name, data in parse_events(exchange.response):
         if data.strip() == "[DONE]":
             stream.violations.add("style", "[DONE] at the end, which this API does not have")
@@ -203,9 +156,9 @@ def parse_message_stream(exchange: HttpExchange, request: Mapping[str, Any]) -> 
         try:
             body = parse_strict_json(data)
         except ValueError as problem:
-            return _unreadable_message(stream.violations, f"an event is not JSON ({problem}): {shorten(data)}")
+            return unreadable_answer(stream.violations, f"an event is not JSON ({problem}): {shorten(data)}")
         if not isinstance(body, dict) or not isinstance(body.get("type"), str):
-            return _unreadable_message(stream.violations, f"an event without a type: {shorten(data)}")
+            return unreadable_answer(stream.violations, f"an event without a type: {shorten(data)}")
         stream.violations.require(name == body["type"], f"an event called {name!r} is of type {body['type']!r}")
         stream.add_event(body)
     return stream.build_message()
@@ -279,10 +232,10 @@ class _MessageStream:
         if self.violations.require(isinstance(piece, str), lambda: f"a {kind} without {field}"):
             self.pieces[index] += str(piece)
 
-    def build_message(self) -> AnthropicMessage:
+    def build_message(self) -> ChatAnswer:
         order, violations = self.order, self.violations
         if not order:
-            return _unreadable_message(violations, "an empty stream")
+            return unreadable_answer(violations, "an empty stream")
         violations.require(order[-1] == "message_stop", lambda: f"the stream ends with {order[-1]}, not message_stop")
         violations.require(not self.open, "a content block is opened and never closed")
         violations.require("message_delta" in order, "no message_delta, so the stop reason is unknown", "finish")

@@ -12,13 +12,7 @@ from moebox.core import catalogue
 from moebox.core.verdict import CheckVerdict, FaultCause, HttpExchange, Reproduction
 from moebox.redact import hide_known_keys
 from moebox.verify.completions import ChatAnswer, implausible_usage, parse_chat_stream, parse_completion
-from moebox.verify.session import (
-    VIOLATION_FAILURES,
-    ProbeFailed,
-    ProbeSkipped,
-    ServerSession,
-    transport_problem,
-)
+from moebox.verify.session import VIOLATION_FAILURES, ProbeFailed, ProbeSkipped, ServerSession, transport_problem
 from moebox.verify.statistics import STREAMED, Suspect
 from moebox.verify.violations import object_of
 

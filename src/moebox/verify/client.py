@@ -142,7 +142,7 @@ class ExchangeClient:
         deadline_s = max(0.05, min(limits))
         client = self._kept if outgoing.keep_alive else self._fresh
         received = bytearray()
-        status, reply_headers, first_s, error = 0, {}, 0.0, ""
+        status, reply_headers, first_s, gap_s, last, error = 0, {}, 0.0, 0.0, 0.0, ""
         try:
             async with (
                 asyncio.timeout(deadline_s),
@@ -150,7 +150,8 @@ class ExchangeClient:
             ):
                 status, reply_headers = response.status_code, dict(response.headers)
                 async for piece in response.aiter_raw():
-                    first_s = first_s or time.monotonic() - began
+                    now = time.monotonic()
+                    first_s, gap_s, last = first_s or now - began, max(gap_s, now - (last or now)), now
                     self.received += len(piece)
                     room = MAX_BYTES - len(received)
                     received += piece[:room]
@@ -182,6 +183,7 @@ class ExchangeClient:
             response=decode_reply(received, status),
             seconds=time.monotonic() - began,
             first_s=first_s,
+            gap_s=gap_s,
             error=error,
         )
 

@@ -24,10 +24,12 @@ from moebox.verify.violations import (
     text_of,
 )
 
-# Marks that belong to a chat template and never to an answer: <|im_end|>, <think>, ◁think▷, [EOS], DeepSeek's <｜…｜>.
+# Marks that belong to a chat template and never to an answer: <|im_end|>, <think>, ◁think▷, [EOS], DeepSeek's <｜…｜>,
+# and what is left of gpt-oss's header if its special tokens are removed: assistantfinal.
 TEMPLATE_MARKS = re.compile(
     r"<\|[A-Za-z0-9_▁]{1,40}\|>|<｜[^｜\n]{1,40}｜>|</?think(?:ing)?>|◁/?think▷|\[(?:BOS|EOS|EOT|PAD)\]"
     r"|<\|?/?tool_calls?(?:_begin|_end)?\|?>|<(?:bos|eos|pad|unk|end_of_turn|start_of_turn)>|</s>|\[/?INST\]"
+    r"|\bassistant(?:analysis|commentary|final)"
 )
 BROKEN_TEXT = "\ufffd"  # what half a character becomes
 NULL_WORDS = ("null", "None", "undefined", "[object Object]")
@@ -162,12 +164,9 @@ def _check_message(violations: Violations, message: dict[str, object]) -> tuple[
     for item in objects_of(listed):
         function = object_of(item.get("function"))
         identity, kind, name = item.get("id"), item.get("type"), function.get("name")
-        if not is_text(identity):
-            violations.add("format", f"a tool call's id is {shorten(identity)}")
-        if kind != "function":
-            violations.add("format", f"a tool call's type is {shorten(kind)}, not 'function'")
-        if not is_text(name):
-            violations.add("format", f"a tool call's name is {shorten(name)}")
+        violations.require(is_text(identity), f"a tool call's id is {shorten(identity)}")
+        violations.require(kind == "function", f"a tool call's type is {shorten(kind)}, not 'function'")
+        violations.require(is_text(name), f"a tool call's name is {shorten(name)}")
         arguments = function.get("arguments")
         if not isinstance(arguments, str):
             violations.add("format", f"a tool call's arguments are {shorten(arguments)}, not a string")
@@ -280,19 +279,18 @@ class _ChatStream:
         if not self.violations.require(isinstance(listed, list), lambda: f"choices is {shorten(listed)}, not a list"):
             return
         choices = objects_of(listed)
-        if len(choices) > 1:
-            self.violations.add("format", f"{len(choices)} choices in a chunk, but one was requested")
+        self.violations.require(len(choices) < 2, lambda: f"{len(choices)} choices in a chunk, but one was requested")
         for choice in choices[:1]:
             index, delta = choice.get("index"), choice.get("delta")
-            if index != 0:
-                self.violations.add("format", f"a choice's index is {shorten(index)}, not 0")
+            self.violations.require(index == 0, f"a choice's index is {index!r}, not 0")
             if isinstance(delta, dict):
                 self._add_delta(delta)
             else:
                 self.violations.add("format", f"a choice's delta is {shorten(delta)}, not an object")
             self.tokens += parse_token_logprobs(choice)
-            if choice.get("finish_reason"):
-                self.finish_reasons.append(str(choice["finish_reason"]))
+            finish = choice.get("finish_reason")
+            self.violations.require(finish != "", "finish_reason is '' and not null inside a stream", "style")
+            self.finish_reasons += [str(finish)] if finish else []
 
     def _add_delta(self, delta: dict[str, object]) -> None:
         for key in ("content", "reasoning_content", "reasoning"):
@@ -312,8 +310,7 @@ class _ChatStream:
         if has_content and self.finish_reasons:
             self.violations.add("format", "text after the finish_reason")
         answer_began = bool(self.calls) or any(piece.strip() for piece in self.content)
-        if reasoning.strip() and answer_began:
-            self.in_order = False
+        self.in_order = self.in_order and not (reasoning.strip() and answer_began)
         self.chunks += has_content
         self.content.append(content)
         self.reasoning.append(reasoning)
@@ -329,10 +326,10 @@ class _ChatStream:
         first = {"id": item.get("id"), "name": function.get("name")}
         if index not in self.calls:
             for key, value in first.items():
-                if not is_text(value):
-                    self.violations.add("format", f"a streamed tool call begins with the {key} {shorten(value)}")
-            if kind != "function":
-                self.violations.add("format", f"a streamed tool call's type is {shorten(kind)}, not 'function'")
+                begun = is_text(value)
+                self.violations.require(begun, f"a streamed tool call begins with the {key} {shorten(value)}")
+            known = kind == "function"
+            self.violations.require(known, f"a streamed tool call's type is {shorten(kind)}, not 'function'")
         call = self.calls.setdefault(index, {"id": "", "name": "", "arguments": ""})
         for key, value in first.items():
             if not is_text(value):

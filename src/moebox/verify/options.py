@@ -10,7 +10,7 @@ from moebox.errors import refuse_if, refuse_out_of_range
 CHECK_NAMES: tuple[str, ...] = (
     *("alive", "plain", "streaming", "prompts", "arithmetic", "code", "json", "thinking", "tools", "agents"),
     *("sampling", "long-context", "cache", "routes", "concurrency", "limits", "errors", "vision", "anthropic"),
-    *("combinations", "trends"),
+    *("responses", "combinations", "trends"),
 )
 TRIALS: dict[Effort, int] = {"quick": 4, "normal": 8, "thorough": 48}
 TIME_S: dict[Effort, float] = {"quick": 600.0, "normal": 1800.0, "thorough": 7200.0}

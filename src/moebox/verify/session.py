@@ -110,6 +110,7 @@ class ServerSession:
         self.suspects: list[Suspect] = []  # of the present check
         self.wrong_exchange: tuple[HttpExchange, Callable[[HttpExchange], str]] | None = None  # of the next failure
         self.exchanges: list[HttpExchange] = []  # of the present probe
+        self.streams: list[HttpExchange] = []  # of all chats so far
         self.request_count = 0  # of all probes
         self.trial_progress: tuple[int, int] = (0, 0)  # number and total of the trials of the present probe
         self.on_request: Callable[[], None] = lambda: None  # for progress
@@ -224,6 +225,7 @@ class ServerSession:
             await self.client.post(self.chat_url, request, watch=watch, deadline_s=deadline_s)
         )
         self.failures.add("transport", transport_problem(exchange), stream=stream)
+        self.streams += [exchange] if stream and self.stall_detector.worst_s < STALLED_S else []
         if exchange.error.startswith("no end"):
             self.hang_count += 1
         elif exchange.status == 200 and not self.slow_replies_allowed and not self.stall_detector.was_stalled():
@@ -278,12 +280,8 @@ class ServerSession:
             raise ProbeFailed(reason)
         answer = parse_chat_stream(exchange) if stream else parse_completion(exchange)
         request = exchange.request if isinstance(exchange.request, dict) else {}
-        if (
-            answer.content.strip()
-            and not answer.reasoning
-            and not request.get("chat_template_kwargs", {}).get("thinking")
-        ):
-            self.answered_without_thinking = True
+        if answer.content.strip() and not answer.reasoning:
+            self.answered_without_thinking |= not request.get("chat_template_kwargs", {}).get("thinking")
         violations = list(answer.violations)
         if answer.id and answer.id in self.seen_ids:
             violations.append(Violation("style", f"the id {answer.id[:60]!r} was used before"))
@@ -387,6 +385,5 @@ def error_text(exchange: HttpExchange) -> str:
     except ValueError:
         body = exchange.response
     error = body.get("error", body) if isinstance(body, dict) else body
-    text = error.get("message", error) if isinstance(error, dict) else error
-    flat = " ".join(str(text).split())
+    flat = " ".join(str(error.get("message", error) if isinstance(error, dict) else error).split())
     return f": {flat[:160]}" if flat else ""

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from moebox.core import catalogue
-from moebox.core.verdict import Attribution, Score, wilson_score
+from moebox.core.verdict import Attribution, HttpExchange, Score, wilson_score
 from moebox.phantom.question import Question
 from moebox.phantom.questions import QUESTION_FAMILIES
 from moebox.phantom.tool_questions import TOOLS
@@ -20,11 +20,19 @@ from moebox.verify.causes import parse_chat
 from moebox.verify.client import ExchangeClient
 from moebox.verify.completions import ChatAnswer
 from moebox.verify.options import VerifyOptions
-from moebox.verify.session import EndpointUnusable, ProbeFailed, ProbeSkipped, ServerSession
+from moebox.verify.session import (
+    EndpointUnusable,
+    ProbeFailed,
+    ProbeSkipped,
+    ServerSession,
+    raise_for_failure,
+    transport_problem,
+)
 from moebox.verify.statistics import MIN_MODEL_TRIALS, STREAMED, KindName, build_failure, describe_failure, failure_mark
 
 MAX_ATTRIBUTIONS = 6  # failures of one series that are asked again to attribute them; the others follow the majority
 MAX_DRAWS = 200  # questions, before one with other tools is accepted
+NOT_OFFERED = (404, 405, 501)  # replies of a server without that API
 SURELY_WRONG = 4  # if all of the first so many are wrong, no more are needed
 
 
@@ -38,7 +46,10 @@ class TrialOutcome:
 
 PASSED = TrialOutcome()
 Attempt = Callable[[bool], Awaitable[TrialOutcome]]  # one trial, streamed or not
-Judge = Callable[[Question, Any], str]  # of a ChatAnswer, or a reply of another API
+Judge = Callable[[Question, ChatAnswer], str]
+Request = dict[str, object]
+Headers = dict[str, str]
+Parser = Callable[[HttpExchange], ChatAnswer]
 
 
 def server_failure(reason: str) -> TrialOutcome:
@@ -157,6 +168,30 @@ class CheckSession(ServerSession):
         await self.run_trials(kind, attempt, share, least)
         return await self.run_trials(kind, attempt, share, least, stream=True)
 
+    async def send_request(
+        self, path: str, body: Request, parse: Parser, *, headers: Headers | None = None, allow_marks: bool = False
+    ) -> ChatAnswer:
+        """Send one request of another API than chat completions, and count the violations of the reply.
+
+        Raise ProbeSkipped if the API is not served, ProbeFailed if the reply cannot be parsed. `allow_marks`: the
+        question may make a model write template marks.
+        """
+        url, stream = f"{self.endpoint.base_url}/{path}", bool(body["stream"])
+        exchange = self.keep_evidence(await self.client.post(url, body, headers=headers))
+        if exchange.status in (400, 422) and "chat_template_kwargs" in body:
+            without = {key: value for key, value in body.items() if key != "chat_template_kwargs"}
+            exchange = self.keep_evidence(await self.client.post(url, without, headers=headers))
+        if exchange.status in NOT_OFFERED:
+            raise ProbeSkipped(f"the server does not offer /v1/{path}")
+        self.skip_if_context_too_short(exchange)
+        self.failures.add("transport", transport_problem(exchange), stream=stream)
+        raise_for_failure(exchange)
+        answer = parse(exchange)
+        self.count_violations(answer.violations, stream=stream)
+        leaked = "" if allow_marks else answer.leaked_mark
+        self.failures.expect("template-leak", not leaked, f"{leaked} in the answer", stream=stream)
+        return answer
+
     async def require_answer(self, reason: str) -> None:
         """Raise ProbeFailed with `reason` if an ordinary question gets an empty answer."""
         if (await self.ask_question(self.draw("secret"))).is_empty:
@@ -224,7 +259,7 @@ class QuestionAttempt:
     async def _attribute(self, question: Question, stream: bool) -> Attribution:
         """A model gives the same answer again at temperature 0, whole and streamed; a broken server does not.
 
-        After MAX_ATTRIBUTIONS questions the majority decides.
+        Nor does a model err over one API alone. After MAX_ATTRIBUTIONS questions the majority decides.
         """
         known = self.attributions[stream]
         if len(known) >= MAX_ATTRIBUTIONS:
@@ -240,6 +275,9 @@ class QuestionAttempt:
             if not again:
                 attribution = "server"
                 break
+        if self.send and attribution == "model":
+            chat = await self.session.ask_question(question)
+            attribution = "server" if question.grade(chat.reply).ok else "model"
         known.append(attribution)
         return attribution
 

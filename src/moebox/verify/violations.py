@@ -67,11 +67,15 @@ def parse_strict_json(text: str) -> Any:
 
 def is_json(text: str) -> bool:
     """True for standard JSON."""
+    return parse_json_or(text, text) is not text
+
+
+def parse_json_or(text: str, otherwise: Any) -> Any:
+    """The value of standard JSON, or `otherwise`."""
     try:
-        parse_strict_json(text)
+        return parse_strict_json(text)
     except ValueError:
-        return False
-    return True
+        return otherwise
 
 
 def is_count(value: Any) -> TypeGuard[int]:

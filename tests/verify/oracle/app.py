@@ -6,7 +6,9 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager
 from typing import Any
 
-from . import chat, wire
+from moebox.stream.sse import parse_events
+
+from . import chat, several, wire
 from .faults import Fault
 from .rates import drawn, named
 from .wire import JSONResponse, Request, Response, StreamingResponse
@@ -67,6 +69,8 @@ async def completions(request: Request) -> Response:
         return refused
     if body["model"] != MODEL:
         return refused_by(404, f"The model `{body['model']}` does not exist.")
+    if (body.get("n") or 1) > 1:
+        return await choices(body, fault)
     try:
         made = chat.answer(fault.request(body) if fault.request else body, fault.reply, fault.context)
     except chat.Refused as problem:
@@ -100,6 +104,54 @@ async def events(chunks: list[dict[str, Any]]) -> AsyncIterator[bytes]:
         yield f"data: {json.dumps(chunk)}\n\n".encode()
         await asyncio.sleep(0)
     yield b"data: [DONE]\n\n"
+
+
+async def choices(body: dict[str, Any], fault: Fault) -> Response:
+    """Several choices of one request; those of a fixed seed have a seed each."""
+    seeds = [{"seed": body["seed"] + number} if body.get("seed") is not None else {} for number in range(body["n"])]
+    asked = fault.request(body) if fault.request else body
+    try:
+        made = [chat.answer({**asked, **seed}, fault.reply, fault.context) for seed in seeds]
+    except chat.Refused as problem:
+        return (fault.refusal or error)(problem.status, str(problem))
+    if not body.get("stream"):
+        wholes = [fault.whole(chat.whole(each), each) if fault.whole else chat.whole(each) for each in made]
+        whole = several.joined(wholes)
+        return JSONResponse(fault.several(whole) if fault.several else whole)
+    streams = []
+    for each in made:
+        raw = [piece async for piece in (fault.stream(each) if fault.stream else events(chat.chunks(each)))]
+        found = [data for _, data in parse_events(b"".join(raw).decode(errors="replace"))]
+        streams.append([json.loads(data) for data in found if data.startswith("{")])
+    sent = several.interleaved(streams)
+    sent = fault.several_chunks(sent) if fault.several_chunks else sent
+    return StreamingResponse(events(sent), headers={"content-type": fault.media})
+
+
+async def responses(request: Request) -> Response:
+    """/v1/responses."""
+    fault = fault_of(request)
+    if fault.no_anthropic:
+        return error(404, "Not Found")
+    body = request.json()
+    fault = drawn(name_of(request), body)
+    try:
+        body = fault.response_request(body) if fault.response_request else body
+        asked = several.from_response(body)
+        made = chat.answer(fault.request(asked) if fault.request else asked, fault.reply)
+    except chat.Refused as problem:
+        return error(problem.status, str(problem))
+    whole = several.response(made)
+    whole = fault.response(whole) if fault.response else whole
+    if not body.get("stream"):
+        return JSONResponse(whole)
+    sent = several.response_events(whole)
+
+    async def stream() -> AsyncIterator[bytes]:
+        for event in fault.response_events(sent) if fault.response_events else sent:
+            yield f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode()
+
+    return StreamingResponse(stream(), media_type="text/event-stream; charset=utf-8")
 
 
 async def messages(request: Request) -> Response:
@@ -138,6 +190,7 @@ ROUTES = {
     "tokenize": ("POST", tokenize),
     "v1/chat/completions": ("POST", completions),
     "v1/messages": ("POST", messages),
+    "v1/responses": ("POST", responses),
 }
 
 

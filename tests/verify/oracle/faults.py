@@ -32,7 +32,12 @@ class Fault:
     message_request: Callable[[Body], Body] | None = None
     message: Callable[[Body], Body] | None = None
     message_events: Callable[[list[Body]], list[Body]] | None = None
-    no_anthropic: bool = False
+    several: Callable[[Body], Body] | None = None  # whole answers of several choices
+    several_chunks: Callable[[list[Body]], list[Body]] | None = None
+    response_request: Callable[[Body], Body] | None = None  # of /v1/responses
+    response: Callable[[Body], Body] | None = None
+    response_events: Callable[[list[Body]], list[Body]] | None = None
+    no_anthropic: bool = False  # nor /v1/responses
     event_names: bool = True  # of Anthropic's events
     media: str = "text/event-stream"  # of streams
     whole_media: str = "application/json"

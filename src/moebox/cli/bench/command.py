@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -71,7 +71,7 @@ def bench(
 
     tests = (parse_counts("--pp", pp), parse_counts("--tg", tg))
     if any(tests):
-        ignored = flags.given_flags(**args.given, workload=workload, slo=slo, search=search)
+        ignored = flags.given_flags(**asdict(args), workload=workload, slo=slo, search=search)
         refuse_if(
             ignored,
             f"--pp and --tg send one request at a time and do not take {', '.join(ignored)}",

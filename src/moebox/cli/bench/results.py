@@ -45,6 +45,7 @@ REMARKS = (  # key of a result, sentence, style
 )
 GAP = 2  # cells between columns
 BAR = 12  # cells of the progress bar
+MOST_ERRORS = 5  # kinds of errors of one load that are shown
 SPARKS = "▁▂▃▄▅▆▇█"
 
 
@@ -333,15 +334,15 @@ def print_stacked(
         console.print(table, crop=False)
 
 
-def group_errors(errors: dict[str, int], most: int = 5) -> dict[str, int]:
+def group_errors(errors: dict[str, int]) -> dict[str, int]:
     """Return the most frequent errors; those that differ only in numbers are one, and the rest is summed up."""
     same: dict[str, tuple[str, int]] = {}
     for reason, times in sorted(errors.items(), key=lambda item: -item[1]):
         first, before = same.get(re.sub(r"\d+", "0", reason), (reason, 0))
         same[re.sub(r"\d+", "0", reason)] = first, before + times
     ranked = sorted(same.values(), key=lambda item: -item[1])
-    rest = sum(times for _, times in ranked[most:])
-    return {**dict(ranked[:most]), **({f"{len(ranked) - most} other errors": rest} if rest else {})}
+    rest = sum(times for _, times in ranked[MOST_ERRORS:])
+    return {**dict(ranked[:MOST_ERRORS]), **({f"{len(ranked) - MOST_ERRORS} other errors": rest} if rest else {})}
 
 
 def print_test_rows(console: "Console", result: dict[str, Any]) -> None:

@@ -175,7 +175,6 @@ def verify(
 
 
 def member_loss_lines(loss: "MemberLoss | None") -> list[str]:
-    """Return what happened when a member was killed."""
     if loss is None:
         return []
     held = HELD[loss.counted_by].format(inside=loss.inside, router=loss.router)

@@ -157,7 +157,6 @@ def _print_progress(outcome: FleetOutcome) -> None:
 
 
 def plan_page(found: "FleetPlan", prices: Prices) -> "RenderableType":
-    """Return the whole plan for the terminal, in 80 columns."""
     from rich.console import Group
     from rich.text import Text
 

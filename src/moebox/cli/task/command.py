@@ -15,7 +15,7 @@ from moebox.cli.target import create_run, find_endpoint
 from moebox.core.setting import apply_settings
 from moebox.errors import BadInput, ExternalError, UnknownName, refuse_if, refuse_out_of_range
 from moebox.store import Run
-from moebox.units import parse_seconds, plural
+from moebox.units import plural
 
 if TYPE_CHECKING:
     from moebox.core.endpoint import Endpoint
@@ -109,6 +109,8 @@ def task(
             flags.refuse_unused(reason, **{name: given[name] for name in names})
     agent = apply_settings(AgentSettings(), settings or ())
     refuse_if(agent.job_s <= 0, "--set job_s: must be more than 0")
+    budget_s = flags.parse_duration("--budget", budget) if budget else None
+    refuse_if(budget_s is not None and budget_s <= 0, f"--budget {budget}: must be more than 0")
     own = dataclasses.replace(agent, job_s=DEFAULT_JOB_S) != AgentSettings()
     refuse_if(with_ and own, "a real client chooses api, thinking and temperature itself", hint="leave them out")
     refuse_if(write and target, f"--write needs no endpoint: it does not take {target}")
@@ -125,7 +127,7 @@ def task(
     earlier_api: Literal["openai", "anthropic"] = "anthropic" if before and before.api == "anthropic" else "openai"
     options = runner.TaskOptions(
         parallel=parallel or 1,
-        budget_s=_parse_time("--budget", budget),
+        budget_s=budget_s,
         job_s=agent.job_s,
         api=agent.api or earlier_api,
         temperature=agent.temperature,
@@ -159,15 +161,6 @@ def parse_families(given: list[str] | None, *, client: str = "") -> list[str]:
     if client and not chosen:
         return [name for name in FAMILIES if name not in UNSUPPORTED_FAMILIES]
     return chosen
-
-
-def _parse_time(flag: str, text: str) -> float | None:
-    """Parse a positive time; None if nothing is given."""
-    if not text:
-        return None
-    found = flags.parse_value(flag, text, parse_seconds)
-    refuse_if(found <= 0, f"{flag} {text}: must be more than 0")
-    return found
 
 
 def _run_jobs(

@@ -1,4 +1,4 @@
-"""Several runs side by side: settings that differ, and results."""
+"""Several runs side by side: configurations, settings that differ, and results."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,10 +6,27 @@ from dataclasses import dataclass
 from moebox import units
 from moebox.assess.assessment import Tone
 from moebox.assess.format import DASH, format_ms, format_number, format_ratio, unique_names
-from moebox.assess.naming import box_title, engine_title, model_title, parallelism_title, quant_title
-from moebox.report.block import ReportTable, Section, TableCell, TableColumn, text_cell
+from moebox.assess.naming import (
+    box_title,
+    engine_title,
+    find_checkpoint,
+    find_model,
+    model_title,
+    parallelism_title,
+    placement_title,
+    quant_title,
+)
+from moebox.report.block import (
+    ReportTable,
+    Section,
+    TableCell,
+    TableColumn,
+    drop_empty_columns,
+    table_columns,
+    text_cell,
+)
 from moebox.report.palette import run_colour
-from moebox.runs.record import LoadResult, RunRecord
+from moebox.runs.record import LoadResult, RunRecord, RunStatus
 
 Rows = tuple[tuple[TableCell, ...], ...]
 MAX_COLUMNS = 3  # more runs than this are rows instead of columns
@@ -140,3 +157,40 @@ def incomparable_reason(records: Sequence[RunRecord]) -> str:
         return ""
     texts = [" and ".join(sorted(names)) for names in dict.fromkeys(workloads)]
     return f"the runs measured different loads ({' against '.join(texts[:3])})"
+
+
+HEADS = ("Run", "Model", "Checkpoint", "Size", "Experts", "Engine", "Parallelism", "KV", "Context", "Status")
+TONES: dict[RunStatus, Tone] = {"WORKING": "good", "PARTLY": "warn", "INTERRUPTED": "warn", "FAILED": "bad"}
+
+
+def models_section(records: Sequence[RunRecord]) -> Section | None:
+    rows = tuple(model_cells(record, index) for index, record in enumerate(records) if record.recipe)
+    if not rows:
+        return None
+    columns = table_columns(*HEADS, text=(0, 1, 2, 4, 5, 6, 7, 9))
+    table = ReportTable(caption="Configurations", columns=columns, rows=rows)
+    blocks = (drop_empty_columns(table, single_run=len(records) == 1),)
+    return Section(id="models", title="Models tested", blocks=blocks)
+
+
+def model_cells(record: RunRecord, index: int) -> tuple[TableCell, ...]:
+    """Model, checkpoint, engine, layout and status of one run."""
+    recipe = record.recipe
+    assert recipe is not None
+    checkpoint, model = find_checkpoint(recipe), find_model(recipe.model)
+    size = checkpoint.total_bytes if checkpoint else 0
+    moe = model.moe if model else None
+    draft = f" + {recipe.speculate.method.upper()}" if recipe.speculate else ""
+    context = TableCell(text=f"{recipe.context:,}", value=float(recipe.context))
+    return (
+        text_cell(record.label, colour=run_colour(index)),
+        text_cell(model_title(recipe.model)),
+        text_cell(quant_title(record) + draft, title=recipe.checkpoint),
+        TableCell(text=units.format_gb(size), value=float(size)) if size else text_cell(""),
+        text_cell(f"{moe.experts}, {moe.used}+{moe.shared} active" if moe else ""),
+        text_cell(engine_title(record)),
+        text_cell(parallelism_title(record) or placement_title(record, single_gpu="one device")),
+        text_cell(recipe.kv),
+        context if recipe.context else text_cell("the model's"),
+        text_cell(record.status, tone=TONES.get(record.status, "quiet")),
+    )

@@ -70,7 +70,6 @@ def problems_section(records: Sequence[RunRecord]) -> Section:
 
 
 def recommendations_section(records: Sequence[RunRecord]) -> Section:
-    """What to do about these runs, each with its rule."""
     rows = [{"advice": advice, "colours": [*map(run_colour, advice.runs)]} for advice in recommend(records)]
     lead = "Derived from the figures above by the rules given; nothing here is general advice."
     blocks = (CustomBlock(kind="recommendations", data=rows),) if rows else ()

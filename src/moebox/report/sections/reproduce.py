@@ -12,7 +12,7 @@ from moebox.core.recipe import Recipe
 from moebox.loose import Document, Json, as_object
 from moebox.report.block import Block, CustomBlock, ReportTable, Section, bullet_list, table_columns, text_cell
 from moebox.report.tidy import redact_text
-from moebox.runs.record import LoadRequest, LoadResult, RunRecord
+from moebox.runs.record import LoadResult, RunRecord
 
 USUAL_PP, USUAL_TG = "512", "128"  # lengths of llama-bench, for imported rows that do not name theirs
 NEEDED = ("name", "engine", "model", "checkpoint", "served_name")
@@ -97,20 +97,15 @@ def bench_commands(loads: Sequence[LoadResult], target: Sequence[str] = ("recipe
 
 def all_flags(loads: Sequence[LoadResult]) -> Iterator[list[str]]:
     """Flags of our own measurements, of --pp and --tg, then of imported figures as far as those name them."""
-    requests = [load.request for load in loads if load.request]
-    unsalted = [replace(r, workload=replace(r.workload, salt="")) for r in requests if not r.test]
-    groups: Mapping[str, list[LoadRequest]] = group_by(
-        unsalted, lambda request: codec.to_json([request.workload, request.warmup, request.slo])
-    )
-    for group in groups.values():
-        first = group[0]
-        swept = [request.load for request in group]
+    measured = [load.measurement for load in loads if load.measurement]
+    unsalted = [replace(each, workload=replace(each.workload, salt="")) for each in measured]
+    for group in group_by(unsalted, lambda each: codec.to_json([each.workload, each.warmup, each.slo])).values():
+        first, swept = group[0], [each.load for each in group]
         yield from bench_flags(first.workload, swept, warmup=first.warmup, slo=first.slo)
-    tests = [request for request in requests if request.test]
-    if tests:
-        names = [request.test for request in tests]
-        yield prefill_decode_flags(names, tests[0].workload, tests[0].repeat, tests[0].load)
-    imported = group_by([load for load in loads if load.request is None], imported_flags)
+    if tests := next((load.tests for load in loads if load.tests), None):
+        names = [load.test for load in loads if load.tests]
+        yield prefill_decode_flags(names, tests.workload, tests.repeat, tests.load)
+    imported = group_by([load for load in loads if not (load.measurement or load.tests)], imported_flags)
     for flags, same in imported.items():
         yield [*flags, *flag_words({"--concurrency": concurrency_list(same)})]
 

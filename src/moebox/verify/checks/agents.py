@@ -15,7 +15,7 @@ from moebox.verify.checks.tools import KIMI_ID
 from moebox.verify.completions import ChatAnswer
 from moebox.verify.session import ProbeSkipped, ProbeWarning, skip_if_rejected
 from moebox.verify.trials import Check, CheckSession
-from moebox.verify.violations import parse_strict_json
+from moebox.verify.violations import parse_json_or
 
 ROUNDS = 5
 FEWER_ROUNDS = 2  # without thinking, if the six are made with it
@@ -135,22 +135,14 @@ class _Conversation:
             known = call.name in schemas
             reason = schema_violation(call.arguments, schemas[call.name]) if known else f"called {call.name!r}"
             # A complete object was written so by the model; half of one was lost on the way
-            side: Attribution = "model" if _parse_object(call.arguments) is not None else "server"
+            side: Attribution = "model" if isinstance(parse_json_or(call.arguments, None), dict) else "server"
             failures.add("tool-call", reason, side, stream=stream)
             repeated = call.id in self.ids and not KIMI_ID.fullmatch(call.id)  # Kimi numbers its calls itself
             failures.expect("reply-style", not repeated, f"the id {call.id!r} is in the history already")
             self.ids.add(call.id)
         first = answer.calls[0]
-        if first.name != tool.name or not same_arguments(_parse_object(first.arguments), given):
+        if first.name != tool.name or not same_arguments(parse_json_or(first.arguments, None), given):
             self.lost.append(f"{tool.name}({json.dumps(given)}) became {first.name}({first.arguments})")
-
-
-def _parse_object(arguments: str) -> dict[str, object] | None:
-    try:
-        value = parse_strict_json(arguments)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
 
 
 CHECK = Check(

@@ -8,13 +8,14 @@ from typing import Any
 from moebox.core.verdict import HttpExchange, Score
 from moebox.phantom.question import Question
 from moebox.stream.events import anthropic_prompt_tokens
-from moebox.verify.anthropic_api import AnthropicMessage, message_request, post_message, send_message
+from moebox.verify.anthropic_api import key_headers, message_request, send_message
 from moebox.verify.checks.errors import rejection_problem
 from moebox.verify.checks.streaming import first_difference
 from moebox.verify.checks.thinking import spilled_reasoning
 from moebox.verify.checks.tool_arguments import CALL_TOKENS
 from moebox.verify.checks.tool_history import PARTS_SLACK
 from moebox.verify.checks.turns import PADDING, PADDING_TOKENS, prompt_grew
+from moebox.verify.completions import ChatAnswer
 from moebox.verify.session import (
     REJECTED_STATUSES,
     THINKING_TOKENS,
@@ -24,7 +25,7 @@ from moebox.verify.session import (
     skip_if_rejected,
 )
 from moebox.verify.statistics import KindName
-from moebox.verify.trials import PASSED, Check, CheckSession, QuestionAttempt, TrialOutcome, server_failure
+from moebox.verify.trials import NOT_OFFERED, PASSED, Check, CheckSession, QuestionAttempt, TrialOutcome, server_failure
 from moebox.verify.violations import object_of, objects_of, parse_strict_json
 
 FEW_TOKENS = 8  # for an answer that wants many more
@@ -33,9 +34,9 @@ FEW_TOKENS = 8  # for an answer that wants many more
 async def probe_text(session: CheckSession) -> Score:
     """A question is answered, with stop_reason and usage, whole and streamed."""
 
-    def check_end(message: AnthropicMessage) -> str:
-        ended = message.stop_reason in ("end_turn", "stop_sequence")
-        return "" if ended else f"stop_reason {message.stop_reason!r} at the end of an answer"
+    def check_end(message: ChatAnswer) -> str:
+        ended = message.finish_reason in ("end_turn", "stop_sequence")
+        return "" if ended else f"stop_reason {message.finish_reason!r} at the end of an answer"
 
     attempt = _message_attempt(session, "copy", check_end)
     return await session.run_both_modes("text", attempt, 0.25)
@@ -49,10 +50,14 @@ async def probe_same_words(session: CheckSession) -> Score:
         whole, pieces = [
             await send_message(session, message_request(session, question, stream=mode)) for mode in (False, True)
         ]
-        if whole.text.rstrip() == pieces.text.rstrip():
+        if whole.content.rstrip() == pieces.content.rstrip():
             return PASSED
         again = await send_message(session, message_request(session, question))
-        return server_failure(first_difference(whole.text, pieces.text)) if again.text == whole.text else PASSED
+        return (
+            server_failure(first_difference(whole.content, pieces.content))
+            if again.content == whole.content
+            else PASSED
+        )
 
     return await session.run_trials("text", attempt, 0.13, 1, stream=True)
 
@@ -164,9 +169,9 @@ async def probe_thinking(session: CheckSession) -> str | ProbeWarning:
             message = await send_message(session, body)
         except ProbeFailed as problem:
             raise ProbeSkipped(_rejection_text(problem, "thinking")) from None
-        shown[stream] = bool(message.thinking)
+        shown[stream] = bool(message.reasoning)
         session.failures.add("reasoning", spilled_reasoning(message.reply, plain.reply), stream=stream)
-        if message.thinking and not stream:
+        if message.reasoning and not stream:
             warning = await _send_thinking_back(session, question, session.exchanges[-1])
     reason = "thinking blocks came in one of a whole and a streamed message only"
     session.failures.expect("reply-style", shown[False] == shown[True], reason)
@@ -217,38 +222,39 @@ async def probe_limits(session: CheckSession) -> None:
     for stream in (False, True):
         request = message_request(session, session.draw("count", start=7, end=30), stream=stream)
         stopped = await send_message(session, request | {"stop_sequences": ["12"]})
-        past = "12" in stopped.text or "13" in stopped.text
-        reason = f"went on past stop_sequences: {stopped.text[-40:]!r}"
+        past = "12" in stopped.content or "13" in stopped.content
+        reason = f"went on past stop_sequences: {stopped.content[-40:]!r}"
         session.failures.expect("limits", not past, reason, stream=stream)
-        named = past or not stopped.text or stopped.stop_reason == "stop_sequence"
-        reason = f"stop_reason {stopped.stop_reason!r} at a stop sequence"
+        named = past or not stopped.content or stopped.finish_reason == "stop_sequence"
+        reason = f"stop_reason {stopped.finish_reason!r} at a stop sequence"
         session.failures.expect("reply-style", named, reason, stream=stream)
         cut = await send_message(session, request | {"max_tokens": FEW_TOKENS})
         made = cut.usage.get("output_tokens")
-        kept = cut.stop_reason == "max_tokens" and (not isinstance(made, int) or made <= FEW_TOKENS)
-        reason = f"stop_reason {cut.stop_reason!r} and {made} output_tokens with max_tokens {FEW_TOKENS}"
+        kept = cut.finish_reason == "max_tokens" and (not isinstance(made, int) or made <= FEW_TOKENS)
+        reason = f"stop_reason {cut.finish_reason!r} and {made} output_tokens with max_tokens {FEW_TOKENS}"
         session.failures.expect("limits", kept, reason, stream=stream)
 
 
 async def probe_rejection(session: CheckSession) -> ProbeWarning | None:
     """A request without messages is rejected in this API's format."""
-    exchange = await post_message(session, {"model": session.endpoint.model, "max_tokens": 8})
-    if exchange.status in (404, 405, 501):
-        raise ProbeSkipped("the server does not offer Anthropic's API")
+    url, body = f"{session.endpoint.base_url}/messages", {"model": session.endpoint.model, "max_tokens": 8}
+    exchange = session.keep_evidence(await session.client.post(url, body, headers=key_headers(session)))
+    if exchange.status in NOT_OFFERED:
+        raise ProbeSkipped("the server does not offer /v1/messages")
     reason = rejection_problem(exchange)
     return ProbeWarning(f"a request without messages: {reason}") if reason else None
 
 
 def _message_attempt(
-    session: CheckSession, family: str, check: Callable[[AnthropicMessage], str] = lambda message: ""
+    session: CheckSession, family: str, check: Callable[[ChatAnswer], str] = lambda message: ""
 ) -> QuestionAttempt:
     """Attempts that ask a question over this API."""
 
-    async def send(question: Question, stream: bool) -> AnthropicMessage:
+    async def send(question: Question, stream: bool) -> ChatAnswer:
         request = message_request(session, question, stream=stream, turns=_message_turns(question))
         return await send_message(session, request)
 
-    def judge(question: Question, message: AnthropicMessage) -> str:
+    def judge(question: Question, message: ChatAnswer) -> str:
         if reason := check(message):
             return reason
         if question.family == "tool_parallel" and message.calls:

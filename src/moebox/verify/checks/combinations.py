@@ -42,7 +42,7 @@ ABSENT_STOP = "⟦end of the letter⟧"  # is in no answer
 NEIGHBOUR_FAMILIES = ("json_schema", "tool_call", "secret")
 NEIGHBOUR_TOKENS = 32
 QUICK_ROWS = 10  # of the list of pairs, which begins with the rows that cover most
-CANDIDATES = 40  # rows from which each next one of the list is chosen
+CANDIDATES = 12  # rows from which each next one of the list is chosen
 CONFIRMATIONS = 2
 MAX_REDUCED = 4  # failing combinations that are reduced to their cause
 

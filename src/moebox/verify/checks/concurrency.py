@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import re
 from collections.abc import Callable, Mapping
 
 from moebox.phantom.question import Question
@@ -17,7 +16,10 @@ MIXED_FAMILIES = ("json_schema", "tool_call", "secret", "sums", "json_object", "
 
 
 async def probe_secrets(session: CheckSession) -> str:
-    """Secrets at once, every other one streamed, in several rounds; one round has twice as many."""
+    """Secrets at once, every other one streamed, in several rounds; one round has twice as many.
+
+    The session itself looks for codes of other questions in each reply.
+    """
     usual, rounds = session.options.parallel, session.options.trial_share(0.25)
     sizes = [usual] * rounds if rounds < 4 else [*[usual] * (rounds - 3), 2 * usual, usual]
     before = session.failures.snapshot()
@@ -27,22 +29,11 @@ async def probe_secrets(session: CheckSession) -> str:
         questions = [session.draw("secret", thinking=thinking) for _ in range(size)]
         with session.allow_slow_replies() if size > usual else contextlib.nullcontext():  # a long queue takes longer
             answers = await _ask_together(session, questions, lambda index: index % 2 == 1)
-        for index, answer in enumerate(answers):
-            session.failures.add("crosstalk", _foreign_secret(index, questions, answer))
         await _judge_together(session, questions, answers)
         if thinking:
             await _check_reasoning(session, questions, answers)
         _stop_if_failed(session, before)
     return f"{', '.join(map(str, sizes))} concurrent requests"
-
-
-def _foreign_secret(index: int, questions: list[Question], answer: ChatAnswer | None) -> str:
-    """Name the request whose secret the answer contains, or return ""."""
-    words = set(re.findall(r"\w+", f"{answer.content} {answer.reasoning}")) if answer else set()  # whole codes
-    for other, question in enumerate(questions):
-        if other != index and question.expect in words and question.expect != questions[index].expect:
-            return f"request {index} was given the secret of request {other}"
-    return ""
 
 
 async def _check_reasoning(session: CheckSession, questions: list[Question], answers: list[ChatAnswer | None]) -> None:

@@ -1,15 +1,18 @@
 """sampling: temperature and seed have their effect, and log-probabilities belong to the text."""
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 from moebox.core.verdict import Score
+from moebox.verify.checks.choices import probe_choices
 from moebox.verify.completions import NO_LOGPROBS, ChatAnswer, TokenLogprob, is_logprob
 from moebox.verify.session import REJECTED_STATUSES, ProbeSkipped, ProbeWarning, error_text, skip_if_rejected
 from moebox.verify.trials import Check, CheckSession, TrialOutcome, server_failure
 
 HOT = 1.8
+MOST_PROBABILITY = 1.01  # of all tokens in one place, but for rounding
 MODES = (False, True, False, True, False, True)  # streamed or not, three of each
 SURE_NATS = 0.05  # per token, below which a model hardly ever writes anything else
 STOP = "12"
@@ -34,6 +37,8 @@ async def probe_temperature(session: CheckSession) -> str | ProbeWarning:
             more = [await _ask_hot(session, question, stream=stream or None) for _ in MODES]
             if not _differ([*answers, *more], stream):
                 return ProbeWarning(f"answers at temperature {HOT} differ, but {title} are identical")
+        certain = all(answer.logprobs and not any(answer.logprobs) for answer in answers)
+        session.failures.expect("logprobs", not certain, "every token of answers that differ has the probability 1")
         return f"{len(MODES)} answers at temperature {HOT} differ"
     if sure:
         raise ProbeSkipped("model, not server: too certain of its words for a temperature to show")
@@ -136,8 +141,8 @@ def _ranking_problem(token: TokenLogprob) -> str:
     """Describe what is wrong with the most likely tokens in this place, or ""; at temperature 0 it is the first."""
     if any(later > earlier + 1e-3 for earlier, later in pairwise(token.top)):
         return f"the likeliest tokens beside {token.text!r} are not in order: {token.top}"
-    if token.top[0] > 1e-3:
-        return f"a log-probability beside {token.text!r} is above zero: {token.top[0]}"
+    if sum(map(math.exp, token.top)) > MOST_PROBABILITY:
+        return f"the probabilities beside {token.text!r} add up to more than 1: {token.top}"
     if token.logprob > token.top[-1] + 1e-3 and token.text not in token.likely:
         return f"{token.text!r} was taken at {token.logprob}, and is not among the likeliest: {token.likely}"
     if token.logprob < token.top[-1] - 1e-3 and len(token.top) > 1:
@@ -161,5 +166,6 @@ CHECK = Check(
         "seed": probe_seed,
         "logprobs": probe_logprobs,
         "logprobs at a stop": probe_logprobs_at_stop,
+        "several choices": probe_choices,
     },
 )

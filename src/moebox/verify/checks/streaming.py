@@ -2,13 +2,23 @@
 
 import difflib
 from collections.abc import Sequence
+from typing import Any
 
 from moebox.core.verdict import HttpExchange
+from moebox.phantom.question import Question
 from moebox.verify.completions import ChatAnswer
 from moebox.verify.options import TRIALS
 from moebox.verify.session import ProbeFailed, ProbeSkipped, ProbeWarning
-from moebox.verify.trials import PASSED, Check, CheckSession, QuestionAttempt, TrialOutcome, judge_answer
-from moebox.verify.violations import CLOCK_TOKENS
+from moebox.verify.trials import (
+    PASSED,
+    Check,
+    CheckSession,
+    QuestionAttempt,
+    TrialOutcome,
+    judge_answer,
+    server_failure,
+)
+from moebox.verify.violations import CLOCK_TOKENS, parse_json_or
 
 FAMILIES = ("copy", "copy", "secret", "sums")  # with little freedom: the same answer every time at temperature 0
 MIN_PIECES = 3
@@ -30,24 +40,37 @@ async def probe_same_words(session: CheckSession) -> None:
     """The pieces add up to the answer that comes without streaming, and count as many tokens."""
 
     async def attempt(stream: bool) -> TrialOutcome:
-        question = session.draw(FAMILIES[session.rng.randrange(len(FAMILIES))])
-        whole, pieces = await session.ask_question(question), await session.ask_question(question, stream=True)
-        if whole.content.rstrip() != pieces.content.rstrip():  # a trailing line end does not matter
-            # On a busy engine two answers at temperature 0 may differ by numerics; then whole answers differ too
-            again = await session.ask_question(question)
-            if again.content.rstrip() != whole.content.rstrip() and question.grade(pieces.reply).ok:
-                return PASSED
-            return TrialOutcome(reason=first_difference(whole.content, pieces.content))
-        difference = ""
-        # A template may contain the time of day; an end-of-turn token may or may not be counted
-        for key, slack in (("prompt", CLOCK_TOKENS), ("completion", 1)):
-            a, b = whole.token_count(key), pieces.token_count(key)
-            if a is not None and b is not None and abs(a - b) > slack:
-                difference = difference or f"the same {key} is {a} tokens whole and {b} streamed"
-        session.failures.add("usage", difference, stream=True)
-        return PASSED
+        return await compare_modes(session, session.draw(FAMILIES[session.rng.randrange(len(FAMILIES))]))
 
     await session.run_trials("text", attempt, stream=True)
+
+
+async def compare_modes(session: CheckSession, question: Question, **more: Any) -> TrialOutcome:
+    """A streamed reply has the text, reasoning, calls and token counts of the whole one, whether it is right or not."""
+    whole, pieces = [await session.ask_question(question, stream=mode, **more) for mode in (False, True)]
+    if reason := _mode_difference(whole, pieces):
+        # On a busy engine two answers at temperature 0 may differ by numerics; then whole answers differ too
+        again = await session.ask_question(question, **more)
+        varies = bool(_mode_difference(whole, again)) and question.grade(pieces.reply).ok
+        return PASSED if varies else server_failure(reason)
+    difference = ""
+    # A template may contain the time of day; an end-of-turn token may or may not be counted
+    for key, slack in (("prompt", CLOCK_TOKENS), ("completion", 1)):
+        a, b = whole.token_count(key), pieces.token_count(key)
+        if a is not None and b is not None and abs(a - b) > slack:
+            difference = difference or f"the same {key} is {a} tokens whole and {b} streamed"
+    session.failures.add("usage", difference, stream=True)
+    return PASSED
+
+
+def _mode_difference(whole: ChatAnswer, pieces: ChatAnswer) -> str:
+    """Describe how a streamed reply differs from a whole one, or return ""; line ends at the end do not matter."""
+    for name, a, b in (("", whole.content, pieces.content), ("reasoning ", whole.reasoning, pieces.reasoning)):
+        if a.rstrip() != b.rstrip():
+            return name + first_difference(a, b)
+    # As values: blanks and escapes do not matter
+    made, came = ([(call.name, parse_json_or(call.arguments, call)) for call in each.calls] for each in (whole, pieces))
+    return "" if made == came else f"the calls {made} came streamed as {came}"
 
 
 def first_difference(whole: str, pieces: str, names: tuple[str, str] = ("whole", "streamed")) -> str:

@@ -6,6 +6,7 @@ import re
 import unicodedata
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from urllib.parse import quote
 
 from moebox.core import catalogue
@@ -34,50 +35,27 @@ def _json_escapes(text: str) -> str:
     return "".join(chr(unit) if unit < 128 else f"\\u{unit:04x}" for unit in units)
 
 
-_ESCAPES = {"n": "\n", "t": "\t", "u00e9": "é"}
-# Changes that servers make and models do not.
+# Changes that servers make and models do not: by code, by code pages, and by patterns.
 _CHANGES: dict[str, Callable[[str], str]] = {
-    "normalised (NFC)": lambda text: unicodedata.normalize("NFC", text),
-    "normalised (NFD)": lambda text: unicodedata.normalize("NFD", text),
-    "normalised (NFKC)": lambda text: unicodedata.normalize("NFKC", text),
-    "normalised (NFKD)": lambda text: unicodedata.normalize("NFKD", text),
-    "UTF-8 read as Latin-1": lambda text: text.encode().decode("latin-1", errors="replace"),
-    "UTF-8 read as Windows-1252": lambda text: text.encode().decode("cp1252", errors="replace"),
-    "everything outside ASCII lost": lambda text: text.encode("ascii", "ignore").decode(),
-    "question marks instead": lambda text: text.encode("ascii", "replace").decode(),
-    "everything outside Latin-1 lost": lambda text: text.encode("latin-1", "ignore").decode("latin-1"),
-    "question marks outside Latin-1": lambda text: text.encode("latin-1", "replace").decode("latin-1"),
+    **{f"normalised ({form})": partial(unicodedata.normalize, form) for form in ("NFC", "NFD", "NFKC", "NFKD")},
     "everything beyond the basic plane lost": lambda text: "".join(c for c in text if ord(c) < 0x10000),
     "JSON escapes left in the text": _json_escapes,
-    "Python escapes left in the text": lambda text: text.encode("ascii", "backslashreplace").decode(),
-    "HTML escapes left in the text": lambda text: text.encode("ascii", "xmlcharrefreplace").decode(),
     "HTML entities left in the text": html.escape,
     "percent escapes left in the text": quote,
-    "accents lost": lambda text: "".join(
-        letter for letter in unicodedata.normalize("NFD", text) if not unicodedata.combining(letter)
-    ),
-    "joiners lost": lambda text: text.replace("\u200d", "").replace("\ufe0f", ""),
+    "accents lost": lambda text: "".join(c for c in unicodedata.normalize("NFD", text) if not unicodedata.combining(c)),
     "reversed": lambda text: text[::-1],
     "lower case": str.lower,
     "upper case": str.upper,
-    "escapes read once more": lambda text: re.sub(r"\\(u00e9|n|t)", lambda found: _ESCAPES[found[1]], text),
+    "escapes read once more": lambda text: text.replace(r"\n", "\n").replace(r"\t", "\t").replace(r"\u00e9", "é"),
     "line ends and tabs read once more": lambda text: text.replace(r"\n", "\n").replace(r"\t", "\t"),
-    "backslashes lost": lambda text: text.replace("\\", ""),
-    "backslashes doubled": lambda text: text.replace("\\", "\\\\"),
-    "quotes escaped": lambda text: text.replace('"', '\\"'),
-    "blanks run together": lambda text: re.sub(" {2,}", " ", text),
+    **{row["name"]: partial(re.sub, row["pattern"], row["by"]) for row in _TEXTS["rewrite"]},
     "white space made one blank": lambda text: " ".join(text.split()),
-    "line ends lost": lambda text: text.replace("\n", ""),
-    "line ends changed": lambda text: text.replace("\n", "\r\n"),
-    "tabs made blanks": lambda text: text.replace("\t", "    "),
-    "tabs made one blank": lambda text: text.replace("\t", " "),
-    "blank lines lost": lambda text: re.sub(r"\n{2,}", "\n", text),
-    "fences lost": lambda text: re.sub(r"```\w*\n?", "", text),
-    "indentation lost": lambda text: re.sub(r"\n[ \t]+", "\n", text),
-    "blanks before marks lost": lambda text: re.sub(r" ([.,!?')])", r"\1", text),
-    "blanks lost": lambda text: text.replace(" ", ""),
-    "marks escaped for pages": lambda text: html.escape(text, quote=False),
+    "marks escaped for pages": partial(html.escape, quote=False),
     "straightened marks": lambda text: text.translate(str.maketrans("“”–…", '""-.')),
+    **{
+        row["name"]: lambda text, row=row: text.encode(row["write"], row["errors"]).decode(row["read"], "replace")  # type: ignore[misc]
+        for row in _TEXTS["code_page"]
+    },
 }
 
 

@@ -5,6 +5,7 @@ from functools import partial
 
 from moebox.phantom.question import ModelReply, Question
 from moebox.verify.checks.json_modes import JsonAttempt, judge_json
+from moebox.verify.checks.streaming import compare_modes
 from moebox.verify.completions import ChatAnswer
 from moebox.verify.session import ProbeFailed, ProbeSkipped, ProbeWarning
 from moebox.verify.trials import Check, CheckSession, QuestionAttempt, TrialOutcome, judge_answer, pass_if
@@ -31,7 +32,13 @@ async def probe_separation(session: CheckSession, *, stream: bool) -> str:
         return "" if mixed else judge_answer(question, answer)
 
     attempt = QuestionAttempt(session, "sums", judge=judge, thinking=True)
-    await session.run_trials("answer", attempt, 0.5, stream=stream)
+    await session.run_trials("answer", attempt, 0.38 if stream else 0.5, stream=stream)
+
+    async def attempt_both(stream: bool) -> TrialOutcome:
+        return await compare_modes(session, session.draw("sums", thinking=True))
+
+    if stream:
+        await session.run_trials("reasoning", attempt_both, 0.13, 1, stream=True)
     return f"{lengths[-1]} characters of reasoning"
 
 
@@ -90,12 +97,20 @@ async def probe_thinking_off(session: CheckSession) -> ProbeWarning | None:
     return None
 
 
-async def probe_schema_after_thinking(session: CheckSession) -> None:
-    """A JSON schema binds the answer that follows the reasoning."""
+async def probe_schema_after_thinking(session: CheckSession) -> ProbeWarning | None:
+    """A JSON schema binds the answer that follows the reasoning, and reasoning comes."""
     session.require_thinking()
+    thought: list[bool] = []
+
+    def judge(question: Question, answer: ChatAnswer) -> str:
+        thought.append(bool(answer.reasoning.strip()))
+        return judge_json(question, answer)
+
     for stream in (False, True):
-        attempt = JsonAttempt(session, "json_schema", judge=judge_json, thinking=True)
+        attempt = JsonAttempt(session, "json_schema", judge=judge, thinking=True)
         await session.run_trials("json", attempt, 0.25, stream=stream)
+    text = f"asked to think under a JSON schema, it did not in {len(thought)} of {len(thought)} answers"
+    return None if any(thought) else ProbeWarning(f"{text}: the schema binds from the first token on")
 
 
 CHECK = Check(

@@ -24,12 +24,11 @@ _EXACT: dict[str, object] = {"number": 9007199254740993, "code": "007", "flag": 
 _FILE = f"{PADDING.strip()}\n\n\t<a> & b\n" * 2  # agents write whole files
 
 
-def _load_shape(row: Mapping[str, str]) -> tuple[str, str, Schema]:
-    """A tool's name, what is asked for, and its parameters."""
-    return row["name"], row["ask"], json.loads(row["parameters"].replace("FILE", json.dumps(_FILE)[1:-1]))
-
-
-SHAPES = tuple(map(_load_shape, catalogue.load_table("check_requests")["shape"]))
+# A tool's name, what is asked for, and its parameters.
+SHAPES: tuple[tuple[str, str, Schema], ...] = tuple(
+    (row["name"], row["ask"], json.loads(row["parameters"].replace("FILE", json.dumps(_FILE)[1:-1])))
+    for row in catalogue.load_table("check_requests")["shape"]
+)
 
 
 async def probe_argument_shapes(session: CheckSession) -> str | ProbeWarning:

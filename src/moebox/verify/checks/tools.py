@@ -10,7 +10,9 @@ from moebox.core import registry
 from moebox.core.verdict import Score
 from moebox.phantom.question import Question
 from moebox.verify.checks.json_modes import schema_violation
-from moebox.verify.checks.tool_arguments import CALL_TOKENS, probe_argument_shapes
+from moebox.verify.checks.silence import probe_silence
+from moebox.verify.checks.streaming import compare_modes
+from moebox.verify.checks.tool_arguments import CALL_TOKENS, SHAPES, probe_argument_shapes
 from moebox.verify.checks.tool_history import calls_turn, probe_malformed_history, result_turns
 from moebox.verify.checks.turns import chat_or_skip
 from moebox.verify.completions import ChatAnswer
@@ -26,7 +28,9 @@ from moebox.verify.trials import (
     pass_if,
     server_failure,
 )
+from moebox.verify.violations import is_json
 
+MIN_PARAMETERS = 2  # of a tool, so that they have an order
 MIN_REPEATED_CHARS = 8  # of arguments that are in the text too, but not by chance
 KIMI_ID = re.compile(r"functions\.(?P<name>.+):(?P<index>\d+)")
 
@@ -80,8 +84,41 @@ async def probe_parallel_calls(session: CheckSession) -> Score:
     tools = list(question.tools)
     body = session.chat_request(question.messages, tools=tools, max_tokens=8, parallel_tool_calls=True)
     accepted = (await session.post_chat(body)).status not in REJECTED_STATUSES
-    attempt = call_attempt(session, "tool_parallel", parallel_tool_calls=True if accepted else None)
-    return await session.run_both_modes("tool-call", attempt, 0.38)
+    setting = {"parallel_tool_calls": True if accepted else None}
+    score = await session.run_both_modes("tool-call", call_attempt(session, "tool_parallel", **setting), 0.38)
+
+    async def attempt_both(stream: bool) -> TrialOutcome:
+        """A call without arguments before another: parsers forget which one they are at."""
+        drawn = session.draw("tool_call")
+        name, ask, schema = next(shape for shape in SHAPES if not shape[2]["properties"])
+        bare = {"type": "function", "function": {"name": name, "description": ask, "parameters": schema}}
+        turn = {"role": "user", "content": f"Do two things. {ask} {drawn.messages[-1]['content']}"}
+        both = replace(drawn, messages=(*drawn.messages[:-1], turn), tools=(bare, *drawn.tools))
+        return await compare_modes(session, both, **setting)
+
+    await session.run_trials("tool-call", attempt_both, 0.13, 1, stream=True)
+    return score
+
+
+async def probe_parameter_order(session: CheckSession) -> str | ProbeWarning:
+    """Optional parameters come in any order: that of the schema does not decide which of them are there."""
+
+    async def ask_for_calls(question: Question, step: int) -> list[list[str]]:
+        tools = []
+        for tool in question.tools:
+            function = tool["function"]
+            known = dict(list(function["parameters"]["properties"].items())[::step])
+            optional = {"type": "object", "properties": known, "required": []}
+            tools.append({"type": "function", "function": {**function, "parameters": optional}})
+        answer = await session.ask_question(question, tools=tools)
+        return [sorted(json.loads(call.arguments)) for call in answer.calls if is_json(call.arguments)]
+
+    while len((question := session.draw("tool_call")).expect[0][1]) < MIN_PARAMETERS:
+        session.offered_tools = ()
+    usual, other = await ask_for_calls(question, 1), await ask_for_calls(question, -1)
+    if usual == other or await ask_for_calls(question, 1) != usual:
+        return f"{usual} in either order"
+    return ProbeWarning(f"a call had the arguments {usual}, and {other} with the schema's properties in reverse")
 
 
 async def probe_unneeded_tools(session: CheckSession) -> Score:
@@ -238,5 +275,7 @@ CHECK = Check(
         "shapes": probe_argument_shapes,
         "and back": probe_result_use,
         "malformed history": probe_malformed_history,
+        "silence": probe_silence,
+        "order": probe_parameter_order,
     },
 )
