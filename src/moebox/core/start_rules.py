@@ -32,21 +32,21 @@ class ReleaseRules:
 
     def __init__(self, tables: RuleRow, release: str) -> None:
         self.tables, self.release = tables, release
-        self._of_release: dict[str, list[RuleRow]] = {}
 
-    def rows(self, table: str, **wanted: Any) -> Iterator[RuleRow]:
+    @functools.cache  # noqa: B019  rules of a release are kept for the life of the process
+    def rows(self, table: str, **wanted: Any) -> tuple[RuleRow, ...]:
         """Rows of this release whose fields equal or contain what is wanted; a missing field is any."""
-        if table not in self._of_release:
-            every = self.tables.get(table, ())
-            self._of_release[table] = [row for row in every if in_versions(self.release, row.get("versions", ""))]
-        for row in self._of_release[table]:
+        found = []
+        for row in self.rows(table) if wanted else self.tables.get(table, ()):
             have = ((row.get(key), value) for key, value in wanted.items())
-            if all(value in field if isinstance(field, list) else field in (None, value) for field, value in have):
-                yield row
+            equal = all(value in field if isinstance(field, list) else field in (None, value) for field, value in have)
+            if equal and (wanted or in_versions(self.release, row.get("versions", ""))):
+                found.append(row)
+        return tuple(found)
 
     def first(self, table: str, **wanted: Any) -> RuleRow | None:
         """The first such row."""
-        return next(self.rows(table, **wanted), None)
+        return next(iter(self.rows(table, **wanted)), None)
 
     @functools.cache  # noqa: B019  rules of a release are kept for the life of the process
     def names(self, kind: str) -> frozenset[str]:

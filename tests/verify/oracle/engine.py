@@ -182,6 +182,8 @@ def routes(given: argparse.Namespace, holds: Holds) -> dict[str, Answer]:
     def completions(peer: Connection, raw: bytes) -> None:
         try:
             body = json.loads(raw)
+            if (body.get("n") or 1) > 1:
+                raise chat.Refused(400, "n above 1 is not supported")
             answer = chat.answer(body, bent)
         except ValueError:
             peer.whole({"error": {"message": "not JSON"}}, 400)
