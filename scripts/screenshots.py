@@ -158,7 +158,8 @@ def violations(tab: Tab, axe: str) -> list[str]:
     """What axe-core finds on the open page: rule, impact and the first element of each."""
     tab.run(f"{axe};1")
     rows = "r.violations.map(v => [v.id, v.impact, v.nodes[0].html.slice(0, 200)].join(': '))"
-    return tab.run(f"axe.run(document, {{resultTypes: ['violations']}}).then(r => {rows})")
+    found: list[str] = tab.run(f"axe.run(document, {{resultTypes: ['violations']}}).then(r => {rows})")
+    return found
 
 
 def main() -> None:
