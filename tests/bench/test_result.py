@@ -55,7 +55,7 @@ def test_a_file_of_the_first_version_still_opens() -> None:
 
     assert is_own_document(kept)
     assert (read.completed, read.workload.salt, read.flags) == (kept["completed"], "", ())
-    assert level.request is not None
+    assert level.measurement == read
     assert level.ttft == read.ttft
     assert level.output_tok_s == kept["output_throughput"]
 
