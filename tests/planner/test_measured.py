@@ -150,6 +150,18 @@ def test_a_line_is_found_from_any_depths(fixed: float, layer: float, depths: set
     assert seconds == pytest.approx(fixed + layer * target, abs=1e-6)
 
 
+def test_slots_that_are_no_neighbours_are_decoded_one_after_the_other() -> None:
+    """llama.cpp gives requests the slots in turn: of four slots, 3 and 0 are decoded in two steps."""
+    whole = MeasuredSpeed(chunk=CHUNK, calibration=calibration(boots=(boot(8),), layers=8), layers=8)
+    slots = replace(whole, slots=4)
+
+    one, two, three = (whole.decode_s(batch, 256) for batch in (1, 2, 3))
+    assert slots.decode_s(2, 256) == pytest.approx((3 * two + 2 * one) / 4)
+    assert slots.decode_s(3, 256) == pytest.approx((2 * three + 2 * (one + two)) / 4)
+    for batch in (1, 4, 8):
+        assert slots.decode_s(batch, 256) == whole.decode_s(batch, 256)
+
+
 def test_a_batch_timed_at_one_context_follows_the_context_as_its_neighbours() -> None:
     """Two streams were timed at 256 tokens only; forecasts beside it jumped from 370 to 65,000 tok/s at context 0."""
     timed = tuple(step for step in boot(8).decode if step.context == 256 or step.batch != 2)

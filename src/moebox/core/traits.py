@@ -66,6 +66,7 @@ class Traits:
     image_has_entrypoint: bool = False  # those are the image's entry point
     shares_memory: bool = False  # its workers need the host's shared memory in a container
     uses_all_gpus: bool = False  # uses all GPUs by default
+    joins_neighbours: bool = False  # one step decodes neighbouring slots only, and requests take the slots in turn
     needs_gguf_filename: bool = False  # needs the file name of a GGUF in a repository
     cache_variable: str = ""  # variable for its download folder, if that is not the Hub's cache
     local_weights_only: bool = False  # reads weights from a local folder, not from the Hub

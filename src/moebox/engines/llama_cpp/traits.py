@@ -24,6 +24,7 @@ TRAITS = Traits(
     image_entry=("/app/llama-server",),
     image_has_entrypoint=True,
     uses_all_gpus=True,
+    joins_neighbours=True,
     embedded=True,
     own_call_ids=False,
     worker_programs=("ggml-rpc-server", "rpc-server"),  # the second is its name until 2026

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from operator import itemgetter
 
+from moebox.core import registry
 from moebox.core.box import Box
 from moebox.core.calibration import Calibration, gpu_expert_layers
 from moebox.core.model import Checkpoint, Model
@@ -53,6 +54,7 @@ class MeasuredSpeed:
     gpu_experts: int = 0
     chunk: int  # prompt tokens per step
     fitted: Callable[[float, float], float] | None = None  # seconds of a decode step by published rows
+    slots: int = 0  # of an engine that decodes only neighbouring slots together; 0: any batch is one step
 
     @cached_property
     def _fitted(self) -> dict[StepKey, float]:
@@ -137,6 +139,19 @@ class MeasuredSpeed:
         return interpolate(whole, fresh) + self.past_s * fresh * past
 
     def decode_s(self, batch: float, context: float) -> float:
+        """Seconds to decode a token of every sequence.
+
+        Requests that take slots in turn are neighbours until they reach beyond the last slot; then those at the end and
+        those at the beginning are a step each.
+        """
+        if not 1 < batch < self.slots:
+            return self._step_s(batch, context)
+        seconds = (self.slots - int(batch) + 1) * self._step_s(batch, context)
+        for at_end in range(1, int(batch)):
+            seconds += self._step_s(at_end, context) + self._step_s(batch - at_end, context)
+        return seconds / self.slots
+
+    def _step_s(self, batch: float, context: float) -> float:
         """Seconds of a decode step.
 
         A longer context adds in proportion. Between batches the published rows give the shape, if they are combined
@@ -269,12 +284,17 @@ def find_measured_speed(
     or neither they nor the recipe have any.
     """
     gpu_experts = gpu_expert_layers(recipe)
+    is_split = registry.engine_traits(recipe.engine).joins_neighbours and not recipe.flags.keys() & {
+        "kv-unified",
+        "kvu",
+    }
+    slots = recipe.slots if is_split else 0
     newest = sorted(box.calibrations, key=lambda each: (not each.disturbed, each.date, each.id), reverse=True)
     for found in newest:
         if not found.applies_to(box, model, checkpoint, recipe):
             continue
         measured = MeasuredSpeed(
-            calibration=found, layers=model.layers, gpu_experts=gpu_experts, chunk=chunk, fitted=fitted
+            calibration=found, layers=model.layers, gpu_experts=gpu_experts, chunk=chunk, fitted=fitted, slots=slots
         )
         booted = {boot.gpu_experts for boot in found.boots}
         covered = len(booted) > 1 or booted == {0} == {gpu_experts}
