@@ -9,6 +9,7 @@ import pytest
 
 from moebox.cli import COMMANDS
 from moebox.cli.completion import command_options
+from moebox.verify.options import CHECK_NAMES
 from tests.sampling import one_in
 
 ROOT = Path(__file__).parents[1]
@@ -128,6 +129,11 @@ def test_the_readme_table_matches_the_planner(row: int, monkeypatch: pytest.Monk
 
     assert len(readme_table.MODELS) == 8
     assert readme_table.line(readme_table.MODELS[row]) in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_readme_counts_the_checks():
+    """It named 20 when there were 22."""
+    assert f"{len(CHECK_NAMES)} correctness checks" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_every_command_named_in_a_message_exists_with_its_options():
