@@ -61,11 +61,15 @@ def an_upgrade(home: Path, **more: object) -> Run:
     return run
 
 
+def read_pages(serve: Serve, home: Path, kind: str, run: Run) -> tuple[str, str]:
+    """The list of this kind for the recipe "mine", and the run's own page."""
+    url = serve(runs=home)
+    return get(f"{url}{kind}?recipe=mine")[1], get(f"{url}runs/{run.id}/live")[1]
+
+
 def test_a_tuning_shows_its_reasons_and_its_picture(serve: Serve, tmp_path: Path) -> None:
     """The list has goal, time and result; the run's page the gain of each setting and the trade-offs."""
-    run, url = a_tuning(tmp_path), serve(runs=tmp_path)
-    listed = get(f"{url}tune?recipe=mine")[1]
-    page = get(f"{url}runs/{run.id}/live")[1]
+    listed, page = read_pages(serve, tmp_path, "tune", a_tuning(tmp_path))
 
     assert 'value="mine"' in listed
     assert "max_seqs 8: faster" in listed
@@ -76,9 +80,7 @@ def test_a_tuning_shows_its_reasons_and_its_picture(serve: Serve, tmp_path: Path
 
 
 def test_an_upgrade_shows_its_answer_its_reasons_and_the_history(serve: Serve, tmp_path: Path) -> None:
-    run, url = an_upgrade(tmp_path), serve(runs=tmp_path)
-    listed = get(f"{url}upgrade?recipe=mine")[1]
-    page = get(f"{url}runs/{run.id}/live")[1]
+    listed, page = read_pages(serve, tmp_path, "upgrade", an_upgrade(tmp_path))
 
     assert "vllm 0.32.0 → 0.33.0" in listed
     assert '<td class="bad">roll back</td><td>it is slower</td>' in listed

@@ -129,12 +129,12 @@ def speed_cell(record: RunRecord) -> AssessmentCell:
     if record.simulation or load.simulation:
         return AssessmentCell(name="fast", text=f"simulated: {rate}", tone="quiet", detail=ttft, link="performance")
     figures = {figure.what: figure for figure in compare_load(0, load, find_forecast(load, record.forecast))}
-    if ttft and "Mean TTFT" in figures:
-        ttft += f" (forecast {format_ms(figures['Mean TTFT'].planned)})"
+    if ttft and (first := figures.get("Mean TTFT")):
+        ttft += f" (forecast {format_ms(first.planned)}: {first.distance_text or 'in range'})"
     speed = next((figure for figure in figures.values() if figure.unit == "tok/s"), None)
     count = count_ranges(record)
     tone = "warn" if doubtful or count.loads_in_range < count.loads else "good" if count.loads else ""
-    detail = ", ".join(filter(None, (f"{speed.range_text} at this load" if speed else "", ttft)))
+    detail = ", ".join(filter(None, (speed.range_text if speed else "", ttft)))
     link = "plan" if count.loads else "performance"
     return AssessmentCell(name="fast", text=f"{rate}; {count.text}", tone=tone, detail=detail, link=link)
 

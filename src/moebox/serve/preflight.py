@@ -85,7 +85,9 @@ def check_checkpoint(weights: str, recipe: Recipe) -> None:
             f"checkpoint {weights} is incomplete: {', '.join(missing[:3])}{more} of its shards missing or empty",
             hint="download it again; `hf download` fetches only what is missing",
         )
-    refuse_damaged_shards(path, "download it again, or name the repository for `moebox fetch`; the others are whole")
+    refuse_damaged_shards(
+        path, "download it again, or name the repository for `moebox fetch`, which takes only what is damaged"
+    )
 
 
 def refuse_damaged_shards(path: Path, hint: str) -> None:

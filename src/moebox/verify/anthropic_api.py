@@ -69,16 +69,26 @@ def key_headers(session: CheckSession) -> dict[str, str]:
 def parse_message(exchange: HttpExchange) -> ChatAnswer:
     """Read a message that is not streamed."""
     violations = Violations()
-    try:
-        body = parse_strict_json(exchange.response)
-    except ValueError as problem:
-        return unreadable_answer(violations, f"the message is not JSON: {problem}")
-    if not isinstance(body, dict) or not isinstance(body.get("content"), list):
-        return unreadable_answer(violations, f"not a message of this API: {shorten(body)}")
+    body = parse_body(violations, exchange, "message", "content")
+    if not body:
+        return ChatAnswer(violations=violations.items)
     _check_header(violations, body, object_of(exchange.request))
     _check_usage(violations, body.get("usage"), least=1)
     violations.require("stop_sequence" in body, "the message has no stop_sequence", "style")
     return _build_message(violations, body, objects_of(body["content"]), body.get("stop_reason"), body.get("usage"))
+
+
+def parse_body(violations: Violations, exchange: HttpExchange, name: str, key: str) -> dict[str, Any]:
+    """Read a reply whose `key` holds a list; empty, with a violation, if it is something else."""
+    try:
+        body = parse_strict_json(exchange.response)
+    except ValueError as problem:
+        violations.add("format", f"the {name} is not JSON: {problem}", fatal=True)
+        return {}
+    if isinstance(body, dict) and isinstance(body.get(key), list):
+        return body
+    violations.add("format", f"not a {name} of this API: {shorten(body)}", fatal=True)
+    return {}
 
 
 def unreadable_answer(violations: Violations, reason: str) -> ChatAnswer:

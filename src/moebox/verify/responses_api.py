@@ -9,7 +9,7 @@ from dataclasses import replace
 from moebox.core.verdict import HttpExchange
 from moebox.phantom.question import Question, ToolCall
 from moebox.stream.sse import parse_events
-from moebox.verify.anthropic_api import unreadable_answer
+from moebox.verify.anthropic_api import parse_body, unreadable_answer
 from moebox.verify.completions import ChatAnswer
 from moebox.verify.trials import CheckSession, Request
 from moebox.verify.violations import (
@@ -75,13 +75,9 @@ def _item_id(item: dict[str, object]) -> str:
 def parse_response(exchange: HttpExchange) -> ChatAnswer:
     """Read a response that is not streamed."""
     violations = Violations()
-    try:
-        body = parse_strict_json(exchange.response)
-    except ValueError as problem:
-        return unreadable_answer(violations, f"the response is not JSON: {problem}")
-    if not isinstance(body, dict) or not isinstance(body.get("output"), list):
-        return unreadable_answer(violations, f"not a response of this API: {shorten(body)}")
-    return _read_response(violations, body, text_of(object_of(exchange.request).get("model")))
+    body = parse_body(violations, exchange, "response", "output")
+    model = text_of(object_of(exchange.request).get("model"))
+    return _read_response(violations, body, model) if body else ChatAnswer(violations=violations.items)
 
 
 def _read_response(violations: Violations, body: dict[str, object], model: str) -> ChatAnswer:
