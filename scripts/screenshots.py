@@ -3,7 +3,9 @@
 python scripts/screenshots.py                    # makes the runs it shows (some minutes), then every picture
 python scripts/screenshots.py --runs FOLDER      # shows runs that are there: of each kind the newest
 python scripts/screenshots.py --only ui-plan     # pictures whose name begins so
-python scripts/screenshots.py --axe axe.min.js   # no pictures: what axe-core finds on each page (npm install axe-core)
+python scripts/screenshots.py --axe axe.min.js   # no pictures: what axe-core (npm install axe-core) finds on every page
+
+axe-core looks at each page in light and dark and in three widths; after `moebox up phantom` also at those of an engine.
 """
 
 import argparse
@@ -28,6 +30,7 @@ from tests.web.entry import remember  # noqa: E402
 from moebox.report.files import write_report  # noqa: E402
 from moebox.runs.listing import list_summaries  # noqa: E402
 from moebox.store import Run  # noqa: E402
+from moebox.web.chat import running_engines  # noqa: E402
 from moebox.web.serve import prepare_server  # noqa: E402
 
 TARGET = ROOT / "docs" / "images"
@@ -83,6 +86,25 @@ SHOTS = (
     Shot(name="ui-upgrading-light-390", page="/runs/{upgrade}/live", width=390, height=1100),
     Shot(name="ui-calibrations-light-1024", page="/calibrations", width=1024, height=500),
 )
+
+
+# Looked at with axe as well, in each of WIDTHS; `{engine}` is one that runs.
+MORE_PAGES = (
+    *(
+        "/",
+        "/?box=1x-rtx-5090",
+        "/?model=kimi-k9",
+        "/models?q=kimi",
+        "/models?q=nosuch",
+        "/engines",
+        "/chat",
+        "/recipes",
+    ),
+    *("/recipes/nosuch", "/runs?q=nosuch", "/runs/nosuch", "/nosuch", "/upgrade", "/runs/{tune}/live"),
+    *("/runs/{failed}/live", "/runs/{simulation}/live", "/compare?run={good}&run={simulation}"),
+    *("/engines/{engine}/watch", "/chat?engine={engine}"),
+)
+WIDTHS = (390, 1024, 1440)
 
 
 def make_runs(home: Path) -> None:
@@ -154,12 +176,27 @@ def take(tab: Tab, shot: Shot, address: str) -> bytes:
     return base64.b64decode(picture["data"])
 
 
-def violations(tab: Tab, axe: str) -> list[str]:
-    """What axe-core finds on the open page: rule, impact and the first element of each."""
-    tab.run(f"{axe};1")
-    rows = "r.violations.map(v => [v.id, v.impact, v.nodes[0].html.slice(0, 200)].join(': '))"
-    found: list[str] = tab.run(f"axe.run(document, {{resultTypes: ['violations']}}).then(r => {rows})")
-    return found
+def check_access(tab: Tab, axe: str, addresses: dict[str, str]) -> int:
+    """Print what axe-core finds on each page with all folds open: rule, impact, element. Return the count."""
+    shown = "r.violations.map(v => [v.id, v.impact, v.nodes.length, v.nodes[0].html.slice(0, 200)].join(': '))"
+    total = 0
+    for page, address in addresses.items():
+        tab.open(address, ready="!document.querySelector('.busy') && !document.body.textContent.includes('planning …')")
+        tab.run("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+        tab.run(f"{axe};1")
+        found: dict[str, list[str]] = {}
+        for width in WIDTHS:
+            tab.size(width, 1000)
+            for scheme in ("light", "dark"):
+                tab.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+                time.sleep(0.2)  # the page's own reaction to its new size
+                for row in tab.run(f"axe.run(document, {{resultTypes: ['violations']}}).then(r => {shown})"):
+                    found.setdefault(row, []).append(f"{scheme} {width}")
+                if (wide := tab.run("document.documentElement.scrollWidth")) > width:
+                    found.setdefault(f"the page is {wide} pixels wide", []).append(f"{scheme} {width}")
+        total += len(found)
+        print(page, *(f"{row} ({', '.join(places)})" for row, places in found.items() or ()), sep="\n  ", flush=True)
+    return total
 
 
 def main() -> None:
@@ -178,19 +215,22 @@ def main() -> None:
     made = reports(SHOWN_AT, SHOWN_AT.parent / "reports")
     names = {kind: run.id for kind, run in kinds(SHOWN_AT).items()}
     total = 0
-    with site(SHOWN_AT) as address, chromium() as browser:
+    with site(SHOWN_AT) as root, chromium() as browser:
         tab = browser.tab()
-        for shot in SHOTS:
-            if not shot.name.startswith(asked.only):
-                continue
-            page = shot.page.partition("#")[0]
-            url = f"{address}{page.format(**names)[1:]}" if page.startswith("/") else made[page].resolve().as_uri()
-            picture = take(tab, shot, url)
-            if asked.axe:
-                found = violations(tab, asked.axe.read_text())
-                print(shot.name, *(found or ["clean"]), sep="\n  " if found else " ")
-                continue
-            asked.output.mkdir(parents=True, exist_ok=True)
+        shots = [shot for shot in SHOTS if shot.name.startswith(asked.only)]
+        pages = [shot.page.partition("#")[0] for shot in shots]
+        if asked.axe:
+            names |= {"engine": running_engines()[0].id} if running_engines() else {}
+            pages += [] if asked.only else [page for page in MORE_PAGES if "{engine}" not in page or "engine" in names]
+        address = {
+            page: f"{root}{page.format(**names)[1:]}" if page.startswith("/") else made[page].resolve().as_uri()
+            for page in pages
+        }
+        if asked.axe:
+            raise SystemExit(1 if check_access(tab, asked.axe.read_text(), address) else 0)
+        asked.output.mkdir(parents=True, exist_ok=True)
+        for shot in shots:
+            picture = take(tab, shot, address[shot.page.partition("#")[0]])
             (asked.output / f"{shot.name}.webp").write_bytes(picture)
             total += len(picture)
             print(f"{shot.name}.webp {len(picture) / 1e3:.0f} kB")

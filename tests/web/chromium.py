@@ -33,6 +33,7 @@ FLAGS = (
 )
 
 
+KEYS = {"Tab": (9, ""), "Enter": (13, "\r"), "Escape": (27, ""), "Space": (32, " ")}  # code and what it types
 NO_BROWSER = "no Chromium here, so no page is looked at (Debian: apt install chromium)"
 
 
@@ -74,6 +75,18 @@ class Tab:
             assert time.monotonic() < end, f"never became true: {condition}"
             time.sleep(0.03)
 
+    def press(self, key: str, *, shift: bool = False) -> None:
+        """Press a key as a keyboard does."""
+        code, text = KEYS[key]
+        pressed = {"key": " " if key == "Space" else key, "code": key, "windowsVirtualKeyCode": code}
+        pressed["modifiers"] = 8 if shift else 0
+        self.call("Input.dispatchKeyEvent", type="keyDown" if text else "rawKeyDown", text=text, **pressed)
+        self.call("Input.dispatchKeyEvent", type="keyUp", **pressed)
+
+    def write(self, text: str) -> None:
+        """Type a text where the focus is."""
+        self.call("Input.insertText", text=text)
+
     def size(self, width: int, height: int) -> None:
         """The window's size."""
         self.call(
@@ -88,6 +101,8 @@ class Chromium:
         self.process, self.write, self.read = process, write, read
         self.number, self.buffer = 0, b""
         self.asked: list[str] = []  # addresses that pages asked for
+        self.questions: list[str] = []  # of confirm(), each answered by `agrees`
+        self.agrees = True
 
     def call(self, method: str, session: str = "", **parameters: Any) -> dict[str, Any]:
         """Send a command and wait for its answer; what else comes in is looked through on the way."""
@@ -103,6 +118,10 @@ class Chromium:
             answer = json.loads(text)
             if answer.get("method") == "Network.requestWillBeSent":
                 self.asked.append(answer["params"]["request"]["url"])
+            if answer.get("method") == "Page.javascriptDialogOpening":  # the page waits for it, and so does the command
+                self.questions.append(answer["params"]["message"])
+                reply = {"id": 0, "method": "Page.handleJavaScriptDialog", "params": {"accept": self.agrees}}
+                os.write(self.write, json.dumps(reply | {"sessionId": answer["sessionId"]}).encode() + b"\0")
             if answer.get("id") == self.number:
                 assert "error" not in answer, f"{method}: {answer.get('error')}"
                 result: dict[str, Any] = answer["result"]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -115,6 +116,12 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
             call = {"index": 0, "id": "c1", "function": {"name": "now", "arguments": '{"zone": "UTC"}'}}
             for delta in ({"reasoning_content": "which zone?"}, {"content": "<b>It is</b>"}, {"tool_calls": [call]}):
                 self.wfile.write(f"data: {json.dumps({'choices': [{'delta': delta}]})}\n\n".encode())
+            while "forever" in str(received[-1]["messages"][-1]):  # type: ignore[index]
+                time.sleep(0.02)
+                try:
+                    self.wfile.write(b'data: {"choices": [{"delta": {"content": "."}}]}\n\n')
+                except OSError:
+                    return  # stopped
 
         def log_message(self, *_: object) -> None:
             pass

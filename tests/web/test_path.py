@@ -17,7 +17,6 @@ from moebox.flows.recipes import shipped_recipes
 from moebox.store import Run
 from moebox.web import chat
 from tests.report.making import a_run, level
-from tests.web.chromium import Tab
 from tests.web.test_cockpit import RECIPE, post, until
 from tests.web.test_ui import get
 
@@ -101,21 +100,6 @@ def test_a_misspelt_model_gets_the_suggestion_of_the_terminal(serve: Serve, tmp_
     assert (status, json.loads(reply)["error"]) == (400, "unknown model 'kimi-k2.9'")
     assert "did you mean kimi-k2" in json.loads(reply)["hint"]
     assert "did you mean kimi-k2" in get(f"{url}plan?model=kimi-k2.9")[1]
-
-
-def test_the_path_in_a_browser(tab: Tab, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plan, Start with the box simulated, and the page of the run with its steps; then an edit that is wrong."""
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    url = serve(runs=tmp_path / "runs")
-    tab.open(f"{url}?wait=1&box={BOX}", ready="document.querySelector('form.recipe')")
-    tab.run("document.querySelector('form.recipe [name=until]').add(new Option('plan', 'plan', true, true))")
-    tab.run("document.querySelector('form.recipe').requestSubmit()")
-    tab.until("location.pathname.endsWith('/live') && document.querySelector('.steps .done')", seconds=60)
-    tab.open(f"{url}recipes/kimi-k26-vllm", ready="document.querySelector('.checked table')")
-    box = "document.querySelector('[name=text]')"
-    tab.run(f"{box}.value = {box}.value.replace('tp = 8', 'tp = \"8\"')")
-    tab.run(f"{box}.dispatchEvent(new InputEvent('input', {{bubbles: true}}))")
-    tab.until("document.querySelector('.recipe .said').textContent.includes('parallel.tp must be a whole number')")
 
 
 def test_chat_takes_settings_and_refuses_wrong_ones_in_a_line() -> None:
