@@ -48,14 +48,18 @@ class Steps(http.server.BaseHTTPRequestHandler):
             os._exit(7)
         else:
             with ALONE if self.mode == "alone" else contextlib.nullcontext():
-                self.stream(len(asked["prompt"]), asked["max_tokens"])
+                self.answer(asked)
 
-    def stream(self, prompt: int, output: int) -> None:
-        factor = 1 + SERVED[0] / 10 if self.mode == "slows" else 1.0
+    def begin_events(self) -> None:
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Connection", "close")
         self.end_headers()
+
+    def answer(self, asked: dict) -> None:  # type: ignore[type-arg]
+        prompt, output = len(asked["prompt"]), asked["max_tokens"]
+        factor = 1 + SERVED[0] / 10 if self.mode == "slows" else 1.0
+        self.begin_events()
         time.sleep(factor * (FIXED_S + self.layers * (LAYER_S + TOKEN_S * prompt)))
         for place in range(output):
             if place:
@@ -92,7 +96,11 @@ def main() -> None:
     say(f"Model loading took {Steps.layers * 9e9 / 2**30:.2f} GiB memory and 3.2 seconds")
     tokens = (120_000_000_000 - Steps.layers * 9_000_000_000) // (1152 * Steps.layers)
     say(f"(EngineCore pid=1) INFO 11-15 02:04:09 [kv_cache_utils.py:2328] GPU KV cache size: {tokens:,} tokens, ")
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", int(words[words.index("--port") + 1])), Steps)
+    serve_forever(Steps, int(words[words.index("--port") + 1]))
+
+
+def serve_forever(steps: type[Steps], port: int) -> None:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", port), steps)
     say("INFO:     Application startup complete.")
     server.serve_forever()
 
