@@ -186,6 +186,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--budget", type=float, default=340.0, help="seconds for everything")
     parser.add_argument("--entry", default="", help="words that start the engine; without, vLLM of this Python or PATH")
+    parser.add_argument("--flags", default="{}", help="more flags of the engine, as JSON")
     parser.add_argument("--box", default="", help="the box of the forecast; this machine without")
     return parser.parse_args()
 
@@ -221,6 +222,7 @@ def cut_recipe(asked: argparse.Namespace, home: Path) -> Recipe:
             **load_engine("vllm").dummy_flags,
             "num-gpu-blocks-override": asked.blocks,
             "enable-prompt-tokens-details": True,
+            **json.loads(asked.flags),
         },
     )
 

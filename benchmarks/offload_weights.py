@@ -5,6 +5,7 @@ less to a token than bf16 can hold, so the answer is the same whatever the KV ca
 size of its input, norms are 1, and each weight has random numbers of its own. `kv_offload_gpu.py` installs it.
 """
 
+import importlib
 import math
 import zlib
 from typing import Any
@@ -17,9 +18,8 @@ DONE = "offload_weights: weights scaled"
 
 def register() -> None:
     """Scale the weights after vLLM's dummy loader made them."""
-    from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
-
-    original = DummyModelLoader.load_weights
+    loader = importlib.import_module("vllm.model_executor.model_loader.dummy_loader").DummyModelLoader
+    original = loader.load_weights
 
     def load_weights(self: Any, model: Any, model_config: Any) -> None:
         original(self, model, model_config)
@@ -31,7 +31,7 @@ def register() -> None:
 
     if not getattr(original, "scales_weights", False):
         load_weights.scales_weights = True  # type: ignore[attr-defined]
-        DummyModelLoader.load_weights = load_weights
+        loader.load_weights = load_weights
 
 
 def scale_weights(model: Any) -> int:
