@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from moebox import codec, files
 from moebox.checkpoint import deploy
 from moebox.cli import main
 from moebox.core.engine_source import parse_source
@@ -74,6 +75,27 @@ def test_a_recipe_runs_on_the_version_that_it_names(
     assert main(["engines", "remove", "toy==1.1"]) == 0
     assert [each.name for each in installs.list_installs()] == ["toy==1.0"]
     assert sorted(path.name for path in installs.engines_dir().iterdir() if path.is_dir()) == ["toy-1.0"]
+
+
+def test_a_package_and_a_build_are_not_confused(index: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A recipe without a version runs on what was installed last; a name without a version removes nothing."""
+    builds = {"1.0": "", "1.1": "abc1234"}  # version to commit
+    for when, (version, commit) in enumerate(builds.items()):
+        folder = installs.install_folder("toy", version)
+        kind = "build" if commit else "package"
+        row = installs.InstalledEngine(
+            engine="toy", version=version, kind=kind, commit=commit, path=str(folder), installed=float(when)
+        )
+        files.write_atomic(folder / installs.RECORD, codec.to_json(row))
+
+    assert prepare_launch(deploy(toy_recipe(""))).argv[0] == str(
+        installs.install_folder("toy", "1.1") / "bin" / "toy-serve"
+    )
+    for name in ("", "toy@"):
+        assert main(["engines", "remove", name]) == 2
+    assert "unknown installed engine 'toy@'" in capsys.readouterr().err
+    assert main(["engines", "remove", "toy@abc1234"]) == 0
+    assert [each.name for each in installs.list_installs()] == ["toy==1.0"]
 
 
 @pytest.mark.parametrize(

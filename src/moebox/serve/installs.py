@@ -76,7 +76,7 @@ def list_installs() -> list[InstalledEngine]:
 def find_install(engine: str, version: str, kinds: tuple[SourceKind, ...] = ()) -> InstalledEngine | None:
     """The installation of a version, the newest if "0.32" or "" means several; None if there is none."""
     fitting = [each for each in list_installs() if each.engine == engine and (not kinds or each.kind in kinds)]
-    exact = [each for each in fitting if version in (each.version, each.commit)]
+    exact = [each for each in fitting if version and version in (each.version, each.commit)]
     alike = [each for each in fitting if not version or same_version(version, each.version)]
     return next(reversed(exact or alike), None)
 
@@ -168,7 +168,7 @@ def remove_install(name: str) -> InstalledEngine:
     """Remove an installation by ENGINE==VERSION, ENGINE@BUILD or image. Raise if a live engine uses it."""
     known = list_installs()
     wanted = [each for each in known if name in (each.name, each.image, f"{each.engine}@{each.commit}")]
-    if not wanted:
+    if not wanted or name in ("", f"{wanted[0].engine}@"):  # a package has no image, and an image no commit
         raise UnknownName("installed engine", name, [each.name for each in known])
     install = wanted[0]
     if users := live_users(install):
