@@ -3,6 +3,9 @@
 import json
 import os
 import random
+import shutil
+import signal
+import subprocess
 import threading
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,13 +15,14 @@ import pytest
 
 from moebox import files
 from moebox.checkpoint import deploy
+from moebox.cli import main
 from moebox.core.deployment import Deployment
 from moebox.core.endpoint import endpoint_from_url
 from moebox.core.recipe import KvTiers
 from moebox.engines.kv_store import store_folder
 from moebox.errors import ExternalError
 from moebox.phantom.text_questions import haystack_questions
-from moebox.serve import kv_store, session
+from moebox.serve import kv_store, session, state
 from moebox.store import Run
 from tests.embedded import phantom_recipe
 from tests.verify.test_returning import ask_code
@@ -131,6 +135,89 @@ def test_a_full_disk_during_a_save_keeps_what_was_there(tmp_path: Path):
 
     assert text.endswith("slot 0 was not saved (HTTP 500: No space left on device)")
     assert sorted(path.name for path in folder.iterdir()) == [RECORD, "slot-0.bin"]
+
+
+class AnySlots(FullDisk):
+    """A server whose list of slots and reply to a save are given."""
+
+    listed: tuple[int, object] = (200, [])
+    saved: tuple[int, object] = (200, {})
+
+    def do_GET(self) -> None:
+        self.answer(*self.listed)
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.answer(*self.saved)
+
+
+@pytest.mark.parametrize(
+    ("listed", "saved", "text"),
+    [
+        ((200, 5), (200, {}), "no slot was saved: GET /slots: HTTP 200: 5"),
+        (
+            (501, {"error": {"message": "no slots here"}}),
+            (200, {}),
+            "no slot was saved: GET /slots: HTTP 501: no slots here",
+        ),
+        (
+            (200, [{}, {}]),
+            (200, [1]),
+            "0 of 2 slots saved in STORE; slot 0 and 1 more was not saved (no n_saved in the reply)",
+        ),
+        (
+            (200, [{}, {}]),
+            (200, {"n_saved": 0}),
+            "0 of 2 slots saved in STORE; slot 0 and 1 more was not saved (it is empty)",
+        ),
+        ((200, [{}]), (200, "7"), "0 of 1 slot saved in STORE; slot 0 was not saved (no n_saved in the reply)"),
+        ((200, [{}]), (200, {"n_saved": 7}), "0 of 1 slot saved in STORE; slot 0 was not saved (nothing written)"),
+    ],
+)
+def test_an_engine_is_stopped_even_if_its_slots_cannot_be_saved(
+    tmp_path: Path, listed: tuple[int, object], saved: tuple[int, object], text: str
+):
+    """`moebox down` ends the engine, and the run has the reason in one line; a run that was removed is no obstacle."""
+    store = kv_store.prepare_store(stored(tmp_path / "kv"))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Slots", (AnySlots,), {"listed": listed, "saved": saved}))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    for run in (Run.create("kept", runs=tmp_path), Run.create("removed", runs=tmp_path)):
+        engine = subprocess.Popen(["sleep", "60"])
+        instance = state.Instance(
+            id=run.id,
+            run=str(run.path),
+            recipe="r",
+            engine="llama.cpp",
+            model="m",
+            base_url=f"http://127.0.0.1:{server.server_port}/v1",
+            port=server.server_port,
+            guard=engine.pid,
+            guard_started=state.process_start_tick(engine.pid),
+            ready=1.0,
+            kv_store=str(store),
+        )
+        state.save_instance(instance)
+        if run.id.startswith("removed"):
+            shutil.rmtree(run.path)
+        threading.Thread(target=engine.wait, daemon=True).start()
+        assert main(["down", run.id]) == 0
+        assert engine.wait(10) == -signal.SIGTERM
+        if run.path.exists():
+            assert [event.text for event in run.read_events() if event.kind == "engine.slots"] == [
+                text.replace("STORE", str(store))
+            ]
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.siege
+def test_a_run_that_was_removed_does_not_keep_its_engine(tmp_path: Path):
+    """The session stops the engine and forgets it, though nothing can be written into the run's folder any more."""
+    run = Run.create("gone", runs=tmp_path)
+    with session.engine_session(stored(tmp_path / "kv"), run) as live:
+        shutil.rmtree(run.path)
+    assert live.guard.poll() is not None
+    assert not state.list_instances()
 
 
 def test_the_oldest_files_leave_a_store_that_has_grown(tmp_path: Path):

@@ -4,18 +4,21 @@ FOLDER/moebox-store.json    what wrote the store, and the digest of each saved s
 FOLDER/slot-N.bin           a saved slot; slot-N.part while it is written
 """
 
+import contextlib
 import hashlib
 import os
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from moebox import codec, files, http
 from moebox.core.deployment import Deployment
 from moebox.core.endpoint import Endpoint
+from moebox.core.engine_event import SlotsKept
 from moebox.engines.kv_store import GIB, store_folder, store_identity
 from moebox.errors import BadInput, ExternalError
 from moebox.loose import get_number
+from moebox.store import Run
 from moebox.units import format_gib, plural
 
 RECORD = "moebox-store.json"
@@ -88,44 +91,55 @@ def write_record(folder: Path, record: StoreRecord) -> None:
     files.write_atomic(folder / RECORD, codec.to_json(record), mode=0o600, sync=True)
 
 
+def keep_slots(endpoint: Endpoint, folder: Path, run: Run) -> None:
+    """Save the slots before a stop, which no problem here may prevent, and note in the run what happened."""
+    with contextlib.suppress(OSError):  # the folder of the run may be gone
+        run.add_event(SlotsKept(text=save_slots(endpoint, folder)))
+
+
 def save_slots(endpoint: Endpoint, folder: Path) -> str:
     """Save every slot of llama.cpp; a slot that cannot be saved keeps its older file. Return one line of what happened.
 
     Each file is written under another name, and recorded with its digest before it is used.
     """
-    record, saved, problem = read_record(folder), 0, ""
+    record, saved, problems = read_record(folder), 0, dict[str, list[int]]()
     listed = http.get(f"{endpoint.server_url}/slots", headers=endpoint.headers, timeout_s=30.0)
-    count = len(listed.json()) if listed.ok else 0
-    for number in range(count if record else 0):
+    slots = listed.json() if listed.ok else None
+    if record is None or not isinstance(slots, list):
+        reason = f"GET /slots: {listed.error}" if record else f"{folder / RECORD} is missing or damaged"
+        return f"no slot was saved: {reason}"
+    for number in range(len(slots)):
         part = folder / f"slot-{number}.part"
         reply = _ask_slot(endpoint, number, "save", part.name)
-        tokens, written = (
-            get_number(reply.json() if reply.ok else {}, "n_saved"),
-            part.stat().st_size if part.exists() else 0,
-        )
-        if not reply.ok or not written or not tokens:
-            part.unlink(missing_ok=True)
-            empty = reply.ok and not tokens
-            problem = problem or ("" if empty else f"slot {number} was not saved ({reply.error or 'nothing written'})")
-            continue
-        assert record
-        digest = _file_digest(part)
-        record = StoreRecord(identity=record.identity, slots={**record.slots, f"slot-{number}.bin": digest})
+        tokens = get_number(reply.json(), "n_saved")
+        reason = "no n_saved in the reply" if tokens is None else "nothing written" if tokens else "it is empty"
         try:
-            os.replace(part, folder / f"slot-{number}.bin")
-            write_record(folder, record)
-            saved += 1
+            if reply.ok and tokens and part.is_file() and part.stat().st_size:
+                record = replace(record, slots={**record.slots, f"slot-{number}.bin": _file_digest(part)})
+                os.replace(part, part.with_suffix(".bin"))
+                write_record(folder, record)
+                saved += 1
+                continue
+            part.unlink(missing_ok=True)
         except OSError as failure:
-            problem = f"slot {number} was not saved ({failure.strerror})"
-    text = f"{saved} of {plural(count, 'slot')} saved in {folder}"
-    return f"{text}; {problem}" if problem else text
+            reason = str(failure.strerror)
+        problems.setdefault(reason if reply.ok else reply.error, []).append(number)
+    parts = [f"{saved} of {plural(len(slots), 'slot')} saved in {folder}"]
+    for reason, numbers in problems.items():
+        more = f" and {len(numbers) - 1} more" if len(numbers) > 1 else ""
+        parts.append(f"slot {numbers[0]}{more} was not saved ({reason})")
+    return "; ".join(parts)
 
 
 def restore_slots(endpoint: Endpoint, folder: Path) -> str:
     """Restore every slot whose file is as it was saved: llama.cpp is corrupted by one that it refuses (issue 27052)."""
     record, restored, problem = read_record(folder), 0, ""
     for name, digest in record.slots.items() if record else ():
-        if not (folder / name).is_file() or _file_digest(folder / name) != digest:
+        try:
+            is_whole = _file_digest(folder / name) == digest
+        except OSError:
+            is_whole = False
+        if not is_whole:
             problem = f"{name} is not as it was saved and was left out"
             continue
         reply = _ask_slot(endpoint, int(name.removeprefix("slot-").removesuffix(".bin")), "restore", name)

@@ -171,17 +171,18 @@ class EngineSession:
         if self._detached or self._stopped:
             return
         if self.instance.kv_store and self.instance.ready and self.is_alive:
-            self.run.add_event(SlotsKept(text=kv_store.save_slots(self.endpoint, Path(self.instance.kv_store))))
+            kv_store.keep_slots(self.endpoint, Path(self.instance.kv_store), self.run)
         send_to_guard(self.guard, b"stop\n")
         with contextlib.suppress(OSError):
             if self.guard.stdin:
                 self.guard.stdin.close()
         self.guard.wait()
-        if not (self.run.path / "guard.log").stat().st_size:
-            (self.run.path / "guard.log").unlink()
+        exists, guard_log = self.run.path.is_dir(), self.run.path / "guard.log"
+        if exists and not guard_log.stat().st_size:
+            guard_log.unlink()
         end = self.instance.guard_state
         self.oom = end.oom
-        if end.is_written and not self._failed:
+        if end.is_written and not self._failed and exists:
             kind = EngineStopped if self.instance.ready else AttemptStopped
             event = kind(
                 id=self.instance.id,

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 from moebox.core.endpoint import endpoint_from_url
-from moebox.core.engine_event import EngineStopped, SlotsKept
+from moebox.core.engine_event import EngineStopped
 from moebox.engines import LABEL
 from moebox.serve import kv_store, state
 from moebox.serve.guard import STOP_SIGNALS
@@ -24,8 +24,7 @@ def stop_instance(instance: state.Instance) -> list[str]:
     if instance.is_alive:
         if instance.kv_store and instance.ready:
             endpoint = endpoint_from_url(instance.base_url, "", key=find_key(instance.key_env, instance.base_url))
-            line = kv_store.save_slots(endpoint, Path(instance.kv_store))
-            Run(Path(instance.run)).add_event(SlotsKept(text=line))
+            kv_store.keep_slots(endpoint, Path(instance.kv_store), Run(Path(instance.run)))
         with contextlib.suppress(ProcessLookupError):
             os.kill(instance.guard, signal.SIGTERM)
         patience_s = sum(wait for _, wait in STOP_SIGNALS) + MARGIN_S
