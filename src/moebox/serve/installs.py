@@ -103,21 +103,15 @@ def find_unmanaged() -> list[InstalledEngine]:
     """Engines on PATH, the embedded one, and images of engines that moebox did not pull."""
     found: list[InstalledEngine] = []
     for traits in registry.all_traits():
+        own = InstalledEngine(engine=traits.name, version="", kind="package", tool="PATH", managed=False)
         program = shutil.which(traits.program[0]) if traits.program else None
         if program and (version := preflight.engine_version(traits, (program,))):
             kind: SourceKind = "package" if traits.package else "build"
-            found.append(
-                InstalledEngine(
-                    engine=traits.name, version=version, kind=kind, path=program, tool="PATH", managed=False
-                )
-            )
+            found.append(dataclasses.replace(own, version=version, kind=kind, path=program))
         if traits.embedded:
             with contextlib.suppress(metadata.PackageNotFoundError):
                 version = f"xllamacpp {metadata.version('xllamacpp')}"
-                own = InstalledEngine(
-                    engine=traits.name, version=version, kind="package", tool="embedded", managed=False
-                )
-                found.append(own)
+                found.append(dataclasses.replace(own, version=version, tool="embedded"))
     known = {each.image.rpartition("@")[2] for each in list_installs() if each.image}
     return found + [each for each in list_images() if each.image.rpartition("@")[2] not in known]
 
@@ -139,16 +133,8 @@ def list_images() -> list[InstalledEngine]:
                 with contextlib.suppress(BadInput):
                     source = parse_image(f"{repository}:{tag}")
                     image = f"{repository}@{digest}" if digest.startswith("sha256:") else f"{repository}:{tag}"
-                    found.append(
-                        InstalledEngine(
-                            engine=source.engine,
-                            version=source.version,
-                            kind="image",
-                            image=image,
-                            tool=tool,
-                            managed=False,
-                        )
-                    )
+                    row = InstalledEngine(engine=source.engine, version=source.version, kind="image", managed=False)
+                    found.append(dataclasses.replace(row, image=image, tool=tool))
     return found
 
 
