@@ -142,6 +142,57 @@ def test_quantisations_of_other_tools_are_read(quant: dict[str, Any], label: str
     assert checkpoint.bytes_by_component["dense_ffn"] * 8 == pytest.approx(8 * 3 * 2048 * 4096 * bits, rel=1e-6)
 
 
+MOE = {**ODD, "num_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 512}
+
+
+def test_networks_that_no_field_names_are_counted() -> None:
+    """Llama 4's shared expert, Gemma 4's dense network beside experts, Nemotron-H's layers of only a network."""
+
+    def parameters(**fields: Any) -> dict[str, int]:
+        config = {name: value for name, value in (MOE | fields).items() if value is not None}
+        return dict(model_from_config(config, name="odd", where="config.json").parameters_by_component)
+
+    llama = parameters(
+        intermediate_size=512, moe_intermediate_size=None, intermediate_size_mlp=4096, interleave_moe_layer_step=2
+    )
+    assert (llama["shared_experts"], llama["dense_ffn"]) == (4 * 3 * 2048 * 512, 4 * 3 * 2048 * 4096)
+    assert parameters(enable_moe_block=True)["shared_experts"] == 8 * 3 * 2048 * 4096
+    nemotron = parameters(
+        num_experts=None, hybrid_override_pattern="M-M-M*M-", mlp_hidden_act="relu2", ssm_state_size=8
+    )
+    assert nemotron["dense_ffn"] == pytest.approx(3 * 2 * 2048 * 4096, rel=0.001)
+
+
+def test_layers_of_the_whole_context_may_have_heads_of_their_own() -> None:
+    """Gemma 4 names them global; the layers with a window keep the plain ones."""
+    kinds = ["sliding_attention"] * 6 + ["full_attention"] * 2
+    fields = {"layer_types": kinds, "sliding_window": 64, "num_global_key_value_heads": 1, "global_head_dim": 256}
+    model = model_from_config(MOE | fields, name="odd", where="config.json")
+    assert model.kv_bytes_per_token("bf16") == 2 * 2 * 1 * 256 * 2
+    assert model.stack[1].kind.entry_width(1) == 2 * 4 * 128
+
+
+def test_numbers_may_be_written_as_text() -> None:
+    """A few converters write "8" or 8.0; an empty list is not named as a field that was not read."""
+    odd = model_from_config(
+        MOE | {"num_experts": "16", "num_hidden_layers": 8.0, "mlp_only_layers": []}, name="odd", where="config.json"
+    )
+    assert (odd.experts, odd.layers) == (16, 8)
+    assert "not read" not in odd.assumed
+
+
+def test_what_is_quantised_is_somewhere(tmp_path: Path) -> None:
+    """Rules that exclude attention and mlp of every layer leave the experts, if they are outside mlp (Gemma 4)."""
+    model = model_from_config(MOE, name="odd", where="config.json")
+    ignore = [f"model.language_model.layers.{layer}.{part}*" for layer in range(8) for part in ("mlp", "self_attn")]
+    quant = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ignore}
+    checkpoint = checkpoint_from_config(model, MOE | {"quantization_config": quant}, "odd", tmp_path)
+    bits = {
+        name: size * 8 / model.parameters_by_component[name] for name, size in checkpoint.bytes_by_component.items()
+    }
+    assert (bits["attention"], bits["routed_experts"]) == (16, pytest.approx(4.5, rel=0.01))
+
+
 NUMBERS = """
 num_attention_heads num_key_value_heads head_dim v_head_dim kv_lora_rank q_lora_rank qk_rope_head_dim qk_nope_head_dim
 index_n_heads index_head_dim index_topk index_kpool sliding_window intermediate_size num_experts num_experts_per_tok

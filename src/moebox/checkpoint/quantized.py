@@ -47,12 +47,15 @@ def checkpoint_from_config(model: Model, config: dict[str, Any], name: str, fold
     own = {part: None if is_excluded(example) else bits for part, example in _EXAMPLES.items()}
     # modelopt's mixed format has in fp8 what is not in nvfp4
     excluded_bits = FP8_BLOCK if quant.get("quant_method") == "fp8" else 16.0
+    attention = _attention_bits(model, bits, excluded_bits, is_excluded)
+    if model.moe and not any(own.values()) and attention == excluded_bits:
+        own["routed_experts"] = bits  # what is quantised must be somewhere: experts outside mlp (Gemma 4)
     row = replace(
         row,
         routed_experts=own["routed_experts"],
         shared_experts=own["shared_experts"],
         dense_ffn=own["dense_ffn"],
-        attention=_attention_bits(model, bits, excluded_bits, is_excluded),
+        attention=attention,
         per_expert=24 if label in ("int4-g32", "nvfp4", "nvfp4-a16") else 0,
     )
     # modelopt's mixed format may list every module with its type (nvidia/MiniMax-M3-NVFP4); the first one counts.

@@ -7,9 +7,10 @@ restrictions. An unknown model gets the settings of its architecture, with a not
 import re
 from dataclasses import dataclass, replace
 
-from moebox.core import catalogue
+from moebox.core import catalogue, registry
 from moebox.core.families import architecture_support, find_family
 from moebox.core.model import Model
+from moebox.core.start_rules import engine_architectures
 
 GGUF_NAMES: dict[str, list[str]] = catalogue.load_table("weights")["gguf_architectures"]
 
@@ -40,13 +41,8 @@ def recognise_model(model: Model, hints: WeightHints) -> tuple[Model, str]:
         return replace(known, context=model.context, counted=model.counted, mtp_layers=model.mtp_layers), note
     family = find_family(model, hints.template)
     if family is None and model.assumed:
-        if architecture_support(model):
-            return model, f"{model.assumed}; no parser is known"
-        basis = model.assumed.partition("; ")[2]
-        return (
-            model,
-            f"no engine is known to run {model.architecture}, an unknown architecture; no parser is known; {basis}",
-        )
+        runs = _engine_support(model)
+        return model, f"{runs}; no parser is known; {model.assumed.partition('; ')[2]}"
     if family is None:
         return model, f"{model.name}: no parser or template switch is known for {model.architecture}"
     reasons = not family.reasoning_marker or family.reasoning_marker in hints.template
@@ -54,6 +50,15 @@ def recognise_model(model: Model, hints: WeightHints) -> tuple[Model, str]:
     own = "; its own code is not run unless the recipe sets trust_remote_code" if family.trust_remote_code else ""
     note = model.assumed or f"{model.name} is an unknown model, treated as {family.title}{own}"
     return replace(model, tool_parser=family.tool_parser, reasoning_parser=parser), note
+
+
+def _engine_support(model: Model) -> str:
+    """State which engines have an architecture that moebox reads by the names of fields."""
+    name = model.architecture
+    listed = [each.title for each in registry.all_traits() if name in engine_architectures(each.name)]
+    if not listed and not architecture_support(model):
+        return f"no engine is known to run {name}, an unknown architecture"
+    return f"{name} is an architecture without a reader of its own{'; listed by ' * bool(listed)}{', '.join(listed)}"
 
 
 def has_same_shape(model: Model, known: Model) -> bool:

@@ -28,6 +28,8 @@ class ConfigFields:
             value = self.values.get(name)
             if value is None:
                 continue
+            if (isinstance(value, str) and value.isdecimal()) or (isinstance(value, float) and value.is_integer()):
+                value = int(value)  # a few converters write "8" or 8.0
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value < MAX_NUMBER:
                 text = f"{name} is {str(value)[:60]!r}; it must be an integer of at least {least}"
                 raise BadInput(f"{self.where}: {text}")
@@ -73,31 +75,52 @@ def _latent_stack(fields: ConfigFields) -> AttentionStack:
         kinds = fields.name_list("indexer_types")
         own = sum(kind == "full" for kind in kinds)
         indexer = replace(_sparse_indexer(fields), layers=own if own < len(kinds) else 0)
-    mla = Mla(
-        heads=fields.integer("num_attention_heads", least=1),
-        q_lora=fields.integer("q_lora_rank", default=0),
-        kv_lora=fields.integer("kv_lora_rank", least=1),
-        nope=fields.integer("qk_nope_head_dim", least=1),
-        rope=fields.integer("qk_rope_head_dim", least=1),
-        v=fields.integer("v_head_dim", least=1),
-        output_gate=fields.is_true("mla_use_output_gate"),
-        indexer=indexer,
-    )
+    mla = read_latent(fields, fields.integer("num_attention_heads", least=1), indexer)
     linear = fields.values.get("linear_attn_config")
     if not isinstance(linear, dict):
         return AttentionStack(mla=mla)
-    inner = ConfigFields(linear, f"{fields.where}: linear_attn_config")
-    heads, dim = inner.integer("num_heads", least=1), inner.integer("head_dim", least=1)
-    kind = Linear(
+    count = len(ConfigFields(linear, fields.where).name_list("kda_layers"))
+    return AttentionStack(mla=mla, others=(Layers(count=count, linear=read_linear(fields)),))
+
+
+def read_latent(fields: ConfigFields, heads: int, indexer: Indexer | None, head_dim: int | None = None) -> Mla:
+    """Return the latent attention of a config; `head_dim` stands for sizes that it may leave out."""
+    nope = fields.integer("qk_nope_head_dim", default=head_dim, least=1)
+    return Mla(
         heads=heads,
-        key_heads=heads,
-        key_dim=dim,
-        value_dim=dim,
-        conv=inner.integer("short_conv_kernel_size", default=4),
-        channel_decay=True,
-        full_gate=inner.is_true("use_full_rank_gate"),
+        q_lora=fields.integer("q_lora_rank", default=0),
+        kv_lora=fields.integer("kv_lora_rank", least=1),
+        nope=nope,
+        rope=fields.integer("qk_rope_head_dim", default=64 if head_dim else None, least=0 if head_dim else 1),
+        v=fields.integer("v_head_dim", default=nope if head_dim else None, least=1),
+        output_gate=fields.is_true("mla_use_output_gate"),
+        indexer=indexer,
     )
-    return AttentionStack(mla=mla, others=(Layers(count=len(inner.name_list("kda_layers")), linear=kind),))
+
+
+def read_linear(fields: ConfigFields, heads: int | None = None, dim: int | None = None) -> Linear:
+    """Return Kimi's linear attention, or a gated delta net; `heads` and `dim` stand for sizes that may be left out."""
+    nested = fields.values.get("linear_attn_config")
+    if isinstance(nested, dict):
+        inner = type(fields)(nested, f"{fields.where}: linear_attn_config")
+        heads = inner.integer("num_heads", default=heads, least=1)
+        dim = inner.integer("head_dim", default=dim, least=1)
+        return Linear(
+            heads=heads,
+            key_heads=heads,
+            key_dim=dim,
+            value_dim=dim,
+            conv=inner.integer("short_conv_kernel_size", default=4),
+            channel_decay=True,
+            full_gate=inner.is_true("use_full_rank_gate"),
+        )
+    return Linear(
+        heads=fields.integer("linear_num_value_heads", default=heads, least=1),
+        key_heads=fields.integer("linear_num_key_heads", default=heads, least=1),
+        key_dim=fields.integer("linear_key_head_dim", default=dim, least=1),
+        value_dim=fields.integer("linear_value_head_dim", default=dim, least=1),
+        conv=fields.integer("linear_conv_kernel_dim", default=4),
+    )
 
 
 def _sparse_indexer(fields: ConfigFields) -> Indexer:
@@ -151,14 +174,8 @@ def _grouped_stack(fields: ConfigFields, architecture: str) -> AttentionStack:
         )
         others.append(Layers(count=sliding, gqa=windowed))
     if linear:
-        delta = Linear(
-            heads=fields.integer("linear_num_value_heads", least=1),
-            key_heads=fields.integer("linear_num_key_heads", least=1),
-            key_dim=fields.integer("linear_key_head_dim", least=1),
-            value_dim=fields.integer("linear_value_head_dim", least=1),
-            conv=fields.integer("linear_conv_kernel_dim", default=4),
-            bf16_state=architecture == "Qwen3NextForCausalLM",  # its config has no mamba_ssm_dtype
-        )
+        # Qwen3-Next's config has no mamba_ssm_dtype
+        delta = replace(read_linear(fields), bf16_state=architecture == "Qwen3NextForCausalLM")
         others.append(Layers(count=linear, linear=delta))
     if indexer and indexer.layers:
         dense = fields.integer("num_hidden_layers", least=1) - indexer.layers

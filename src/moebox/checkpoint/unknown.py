@@ -16,31 +16,18 @@ from dataclasses import replace
 from typing import Any
 
 from moebox import loose
-from moebox.checkpoint.stacks import AttentionStack, ConfigFields
-from moebox.core.layers import FeedForward, Gqa, Indexer, Layers, Linear, Mamba, Mla
+from moebox.checkpoint.stacks import AttentionStack, ConfigFields, read_latent, read_linear
+from moebox.core import catalogue
+from moebox.core.layers import FeedForward, Gqa, Indexer, Layers, Mamba
 from moebox.core.model import Licence, Model, Moe
 from moebox.errors import refuse_if
 
-TEXT_PARTS = ("text_config", "llm_config", "language_config", "text", "thinker_config")
-HIDDEN = ("hidden_size", "n_embd", "d_model", "dim")
-LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
-LISTS = ("layer_types", "layers_block_type")  # the kind of each layer
-HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads")
-KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "n_kv_heads", "num_attention_groups")
-EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts", "num_moe_experts")
-USED = ("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_topk", "moe_top_k", "top_k_experts")
-EXPERT_WIDTH = ("moe_intermediate_size", "expert_ffn_hidden_size", "moe_ffn_hidden_size", "intermediate_size")
-CONTEXT = ("max_position_embeddings", "max_sequence_length", "max_seq_len", "seq_length", "n_positions")
+_TABLE = catalogue.load_table("weights")
+NAMES: dict[str, list[str]] = _TABLE["fields"]  # meaning -> names of fields
+WORDS: dict[str, list[str]] = _TABLE["layer_words"]
+HARMLESS = re.compile("|".join(_TABLE["harmless_fields"]))
 DEFAULT_CONTEXT = 32_768  # if a config names none: most models of 2025 and 2026 have at least that
 MAX_LAYERS = 10_000
-WINDOW_WORDS = ("sliding", "window", "local", "swa", "chunked")
-STATE_WORDS = ("linear", "mamba", "recurrent", "delta", "kda", "ssm", "conv", "lightning")
-FEED_FORWARD_WORDS = ("moe", "mlp", "ffn", "dense")
-# Fields that change neither the weights nor the cache: tokens, positions, initialisation, training and routing.
-HARMLESS = re.compile(
-    r"token|_ids?$|version|init|rope|rotary|norm|dropout|eps$|cache|dtype|architectures|auto_map|^quant_|quantization|_act$|activation|bias|loss|coef"
-    r"|position|scal|topk|top_k|group|pad|name|label|type|pattern|list$|freq|period|interval|window|vision|image|audio|video"
-)
 MAX_NAMED = 4  # fields that a note names
 
 
@@ -62,50 +49,50 @@ class LooseFields(ConfigFields):
 
     def unread_text(self) -> str:
         """Name the fields with sizes that were not read: there may be weights or cache behind them."""
-        sizes = [name for name, value in self.whole.items() if type(value) in (int, list, dict) and value not in (0, 1)]
-        left = [name for name in sizes if name not in self.read and not HARMLESS.search(name)]
+        sizes = {name for name, value in self.whole.items() if type(value) in (int, list, dict) and value}
+        left = [name for name in sorted(sizes - self.read) if self.whole[name] != 1 and not HARMLESS.search(name)]
         more = f" and {len(left) - MAX_NAMED} more" if len(left) > MAX_NAMED else ""
         return f"; not read, and not counted: {', '.join(left[:MAX_NAMED])}{more}" if left else ""
 
 
 def model_from_unknown_config(config: dict[str, Any], architecture: str, *, name: str, where: str) -> Model:
     """Return the model that a config of an unknown architecture seems to describe. Raise BadInput if it is not one."""
-    text = next((config[part] for part in TEXT_PARTS if isinstance(config.get(part), dict)), config)
-    text = next((text[part] for part in TEXT_PARTS if isinstance(text.get(part), dict)), text)
+    text = next((config[part] for part in NAMES["text_part"] if isinstance(config.get(part), dict)), config)
+    text = next((text[part] for part in NAMES["text_part"] if isinstance(text.get(part), dict)), text)
     fields = LooseFields(text, where)
-    listed = next((text[name] for name in LISTS if isinstance(text.get(name), list) and text[name]), None)
-    hidden = fields.integer(*HIDDEN, least=1)
-    layers = fields.integer(*LAYERS, default=len(listed) if listed else None, least=1)
+    listed = next((text[name] for name in NAMES["layer_list"] if isinstance(text.get(name), list) and text[name]), None)
+    hidden = fields.integer(*NAMES["hidden"], least=1)
+    layers = fields.integer(*NAMES["layers"], default=len(listed) if listed else None, least=1)
     refuse_if(layers > MAX_LAYERS, f"{where}: {layers:,} layers is not plausible")
     counts = _layer_kinds(fields, layers)
     stack = _stack(fields, hidden, counts)
     moe = _experts(fields)
     dense = _dense_layers(fields, layers, counts) if moe else 0
     refuse_if(dense > layers, f"{where}: names {dense} layers without experts, but there are only {layers}")
-    wide = fields.integer("dense_intermediate_size", "intermediate_size", "ffn_hidden_size", "n_inner", default=0)
-    if counts["none"]:
-        wide = 0  # the layers with attention have no network of their own
+    wide = fields.integer(*NAMES["dense_width"], default=0)
+    if counts["none"]:  # a layer with attention has no network of its own, one of "-" has nothing else
+        networks = str(text.get("hybrid_override_pattern", "")).count("-")
+        wide = wide * networks * _network_matrices(fields) // (3 * max(dense if moe else layers, 1))
     elif not moe:
         wide = wide or 4 * hidden
-    context = fields.integer(*CONTEXT, default=0) or DEFAULT_CONTEXT
     model = Model(
         name=name,
         title=name,
         architecture=architecture,
+        tied=fields.is_true("tie_word_embeddings"),
+        mla=stack.mla,
+        gqa=stack.gqa,
+        others=stack.others,
+        mtp_layers=fields.integer("num_nextn_predict_layers", "mtp_num_hidden_layers", default=0),
+        licence=Licence(name="see the model's own files"),
+        source=where,
         hidden=hidden,
         layers=layers,
         dense_layers=dense if moe and dense < layers else 0,
         dense_intermediate=wide if dense or not moe else 0,
         vocab=fields.integer("vocab_size", "n_vocab", least=1),
-        tied=fields.is_true("tie_word_embeddings"),
-        context=context,
-        mla=stack.mla,
-        gqa=stack.gqa,
-        others=stack.others,
+        context=fields.integer(*NAMES["context"], default=0) or DEFAULT_CONTEXT,
         moe=moe if dense < layers else None,
-        mtp_layers=fields.integer("num_nextn_predict_layers", "mtp_num_hidden_layers", default=0),
-        licence=Licence(name="see the model's own files"),
-        source=where,
     )
     return replace(model, assumed=_describe(model, counts) + fields.unread_text())
 
@@ -127,17 +114,14 @@ def _layer_kinds(fields: LooseFields, layers: int) -> Counter[str]:
     """Count layers that cache the whole context, a window, a state, or nothing, by any of the usual fields."""
     values = fields.whole
     counts: Counter[str] = Counter()
-    listed = next((values[name] for name in LISTS if values.get(name)), None)
+    listed = next((values[name] for name in NAMES["layer_list"] if values.get(name)), None)
     letters = values.get("hybrid_override_pattern")
     numbers = values.get("hybrid_layer_pattern") or values.get("attn_type_list")
     linear = loose.get_object(values, "linear_attn_config").get("kda_layers")
     every = fields.integer("full_attention_interval", "sliding_window_pattern", "attn_layer_period", default=0)
     if isinstance(listed, list):
         for word in (str(entry).lower() for entry in listed[:layers]):
-            windowed = any(part in word for part in WINDOW_WORDS)
-            keeps_state = any(part in word for part in STATE_WORDS)
-            only_network = any(part in word for part in FEED_FORWARD_WORDS)
-            counts["window" if windowed else "state" if keeps_state else "none" if only_network else "full"] += 1
+            counts[next((kind for kind, parts in WORDS.items() if any(part in word for part in parts)), "full")] += 1
     elif isinstance(letters, str) and letters:  # Nemotron: M Mamba, * attention, E experts, - a dense network
         kinds = {"M": "state", "*": "full"}
         counts.update(kinds.get(letter, "none") for letter in letters[:layers])
@@ -161,7 +145,7 @@ def _layer_kinds(fields: LooseFields, layers: int) -> Counter[str]:
 
 
 def _stack(fields: LooseFields, hidden: int, counts: Counter[str]) -> AttentionStack:
-    heads = fields.integer(*HEADS, default=max(hidden // 128, 1), least=1)
+    heads = fields.integer(*NAMES["heads"], default=max(hidden // 128, 1), least=1)
     head_dim = fields.integer("head_dim", "attention_head_dim", default=max(hidden // heads, 1), least=1)
     indexer = None
     if fields.integer("index_n_heads", "indexer_n_heads", default=0):
@@ -171,33 +155,29 @@ def _stack(fields: LooseFields, hidden: int, counts: Counter[str]) -> AttentionS
             topk=fields.integer("index_topk", "indexer_budget", default=0),
             pool=fields.integer("index_kpool", "indexer_compress_ratio", default=1, least=1),
         )
-    mla = gqa = None
-    others: list[Layers] = []
-    kv_heads = fields.integer(*KV_HEADS, default=heads, least=1)
-    refuse_if(kv_heads > heads, f"{fields.where}: {kv_heads} KV heads are more than the {heads} attention heads")
-    plain = (
-        Gqa(heads=heads, kv_heads=kv_heads, head_dim=head_dim, v_dim=fields.integer("v_head_dim", default=0, least=1))
-        if not fields.integer("kv_lora_rank", default=0)
-        else None
+    kv_heads, latent = (
+        fields.integer(*NAMES["kv_heads"], default=heads, least=1),
+        fields.integer("kv_lora_rank", default=0),
     )
-    if plain is None:
-        nope = fields.integer("qk_nope_head_dim", default=head_dim, least=1)
-        mla = Mla(
-            heads=heads,
-            q_lora=fields.integer("q_lora_rank", default=0),
-            kv_lora=fields.integer("kv_lora_rank", least=1),
-            nope=nope,
-            rope=fields.integer("qk_rope_head_dim", default=64),
-            v=fields.integer("v_head_dim", default=nope, least=1),
-            indexer=indexer,
-        )
-    else:
-        gqa = replace(plain, indexer=indexer)
+    refuse_if(kv_heads > heads, f"{fields.where}: {kv_heads} KV heads are more than the {heads} attention heads")
+    plain = Gqa(
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        v_dim=0 if latent else fields.integer("v_head_dim", default=0),
+        output_gate=fields.is_true("attn_output_gate"),
+    )
+    full = replace(  # layers that cache the whole context may have heads of their own (Gemma 4)
+        plain,
+        kv_heads=fields.integer("num_global_key_value_heads", default=kv_heads, least=1),
+        head_dim=fields.integer("global_head_dim", default=head_dim, least=1),
+        indexer=indexer,
+    )
+    others: list[Layers] = []
     if counts["window"]:
-        windowed = plain or Gqa(heads=heads, kv_heads=kv_heads, head_dim=head_dim)
         own = replace(
-            windowed,
-            kv_heads=fields.integer("swa_num_key_value_heads", default=windowed.kv_heads, least=1),
+            plain,
+            kv_heads=fields.integer("swa_num_key_value_heads", default=kv_heads, least=1),
             window=fields.integer("sliding_window", "sliding_window_size", "attention_chunk_size", least=1),
         )
         others.append(Layers(count=counts["window"], gqa=own))
@@ -205,7 +185,9 @@ def _stack(fields: LooseFields, hidden: int, counts: Counter[str]) -> AttentionS
         others.append(_state_layers(fields, counts["state"], heads, head_dim))
     if counts["none"]:
         others.append(Layers(count=counts["none"], feed_forward=FeedForward()))
-    return AttentionStack(mla=mla, gqa=gqa, others=tuple(others))
+    if latent:
+        return AttentionStack(mla=read_latent(fields, heads, indexer, head_dim), others=tuple(others))
+    return AttentionStack(gqa=full, others=tuple(others))
 
 
 def _state_layers(fields: LooseFields, count: int, heads: int, head_dim: int) -> Layers:
@@ -220,41 +202,42 @@ def _state_layers(fields: LooseFields, count: int, heads: int, head_dim: int) ->
             conv=fields.integer("conv_kernel", "mamba_d_conv", default=4, least=1),
         )
         return Layers(count=count, mamba=kind)
-    nested = loose.get_object(fields.whole, "linear_attn_config")
-    inner = LooseFields(dict(nested), f"{fields.where}: linear_attn_config") if nested else fields
-    heads = inner.integer("linear_num_value_heads", *(HEADS if nested else ()), default=heads, least=1)
-    dim = inner.integer("linear_key_head_dim", *(("head_dim",) if nested else ()), default=head_dim, least=1)
-    linear = Linear(
-        heads=heads,
-        key_heads=fields.integer("linear_num_key_heads", default=heads, least=1),
-        key_dim=dim,
-        value_dim=fields.integer("linear_value_head_dim", default=dim, least=1),
-        conv=inner.integer("linear_conv_kernel_dim", "short_conv_kernel_size", default=4, least=1),
-        channel_decay=bool(nested),
-        full_gate=not nested or inner.is_true("use_full_rank_gate"),
-    )
-    return Layers(count=count, linear=linear)
+    return Layers(count=count, linear=read_linear(fields, heads, head_dim))
 
 
 def _experts(fields: LooseFields) -> Moe | None:
-    experts = fields.integer(*EXPERTS, default=0)
+    experts = fields.integer(*NAMES["experts"], default=0)
     if experts < 2:
         return None
-    used = fields.integer(*USED, default=min(8, experts), least=1)
+    used = fields.integer(*NAMES["used"], default=min(8, experts), least=1)
     refuse_if(used > experts, f"{fields.where}: {used} experts per token, but there are only {experts}")
-    shared_width = fields.integer("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", default=0)
-    activation = loose.get_text(fields.whole, "mlp_hidden_act", "hidden_act")
+    shared, shared_width = _shared_experts(fields)
     return Moe(
         experts=experts,
         used=used,
-        intermediate=fields.integer(*EXPERT_WIDTH, least=1),
-        shared=fields.integer(
-            "n_shared_experts", "num_shared_experts", "num_shared_expert", default=1 if shared_width else 0
-        ),
+        intermediate=fields.integer(*NAMES["expert_width"], least=1),
+        shared=shared,
         shared_intermediate=shared_width,
         latent=fields.integer("moe_latent_size", "routed_expert_hidden_size", default=0),
-        matrices=2 if activation == "relu2" else 3,
+        matrices=_network_matrices(fields),
     )
+
+
+def _shared_experts(fields: LooseFields) -> tuple[int, int]:
+    """Number of shared experts, and their width if it is not that of a routed one.
+
+    No field names Llama 4's shared expert, nor the dense network that Gemma 4 has beside the experts.
+    """
+    if fields.is_true("enable_moe_block"):
+        return 1, fields.integer("intermediate_size", default=0)
+    width = fields.integer("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", default=0)
+    unnamed = 1 if width or "intermediate_size_mlp" in fields.whole else 0
+    return fields.integer("n_shared_experts", "num_shared_experts", "num_shared_expert", default=unnamed), width
+
+
+def _network_matrices(fields: LooseFields) -> int:
+    """Matrices of a feed-forward network: a squared ReLU has no gate."""
+    return 2 if loose.get_text(fields.whole, "mlp_hidden_act", "hidden_act") == "relu2" else 3
 
 
 def _dense_layers(fields: LooseFields, layers: int, counts: Counter[str]) -> int:
