@@ -93,6 +93,7 @@ def plan(
     if isinstance(model, str) and recipes.is_phantom(model):
         fixed = constraints is not None and constraints != Constraints(goal=constraints.goal, bold=constraints.bold)
         refuse_if(fixed, "the phantom has one plan for any machine", hint="leave its settings out")
+        refuse_if(box, "the phantom runs on this machine's CPU", hint="leave out --box")
         return recipes.plan_phantom(place)
     known = look_up_model(model) if isinstance(model, str) else model
     chosen = choose_plan(place, known.model, known.checkpoints, constraints or Constraints())

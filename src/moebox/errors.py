@@ -16,6 +16,7 @@ its traceback.
 import difflib
 import errno
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -29,8 +30,9 @@ class MoeboxError(Exception):
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
-        self.message = message
-        self.hint = hint
+        pasted, short = r"(\S{60})\S{240,}", r"\1…"  # a long text given as a name
+        self.message = re.sub(pasted, short, message)
+        self.hint = hint and re.sub(pasted, short, hint)
 
 
 class AnswerIsNo(MoeboxError):

@@ -12,7 +12,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 
-from moebox.errors import INTERRUPTED, ExternalError, MoeboxError, exhausted_limit
+from moebox.errors import INTERRUPTED, BadInput, ExternalError, MoeboxError, exhausted_limit
 from moebox.escape import escape_invisible, printable_line, spell_out_unprintable
 from moebox.redact import hide_known_keys
 
@@ -176,9 +176,12 @@ def _run_command(words: list[str]) -> int:
         print(f"interrupted{f'; {interrupt}' if interrupt.args else ''}", file=sys.stderr)
         return INTERRUPTED
     except (OSError, MemoryError) as problem:
-        limit = exhausted_limit(problem)
-        if debug or not limit:
+        limit, is_long = exhausted_limit(problem), getattr(problem, "errno", 0) == errno.ENAMETOOLONG
+        if debug or not (limit or is_long):
             raise
+        if is_long:
+            print("error: an argument is too long for the name of a file, a run or a recipe", file=sys.stderr)
+            return BadInput.exit_code
         print(f"error: this machine's limits are too low: {limit}", file=sys.stderr)
         return ExternalError.exit_code
     finally:

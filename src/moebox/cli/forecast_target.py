@@ -1,6 +1,5 @@
 """The flags that constrain a plan, and the deployment that a forecast or a twin is of."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Literal
@@ -57,10 +56,6 @@ class PlanArgs(CommonConstraints):
     ub: int | None = None
 
     def constraints(self, *, goal: Goal = "throughput", bold: bool = False) -> Constraints:
-        short = self.context is not None and re.fullmatch("[1-9][0-9]?|1[0-9][0-9]", self.context)
-        refuse_if(
-            short, f"--context {self.context}: so few tokens hold no request", hint=f"did you mean {self.context}k?"
-        )
         return Constraints(
             **{field.name: getattr(self, field.name) for field in fields(CommonConstraints)},
             goal=goal,

@@ -20,6 +20,7 @@ A GPU that the catalogue does not have is described by the nearest that it has:
 """
 
 import difflib
+import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -84,7 +85,7 @@ def parse_box_name(text: str, *, ram: str = "", ram_bandwidth: str = "") -> Box:
 
 
 def is_box_file(text: str) -> bool:
-    return Path(text).suffix == ".toml" or Path(text).is_file()
+    return text.endswith(".toml") or os.path.isfile(text)  # which is False for what cannot be a path
 
 
 def _complete_box(box: Box, where: str, ram: str, ram_bandwidth: str) -> Box:
@@ -194,7 +195,7 @@ def gpu_by_alias(name: str) -> Gpu:
     if found not in known:
         if box := _spell_box(name, [*known, *aliases]):
             raise UnknownName("GPU", name, known, hint=f"did you mean {box}?")
-        recipe = (FOLDER / "recipes" / f"{slug}.toml").is_file()
+        recipe = os.path.isfile(FOLDER / "recipes" / f"{slug}.toml")
         refuse_if(recipe, f"box {name!r}: is a recipe", hint=f"`moebox up {name}` takes it; a box is like 8x-h200")
         near = suggest_names(name, sorted([*known, *aliases]))
         like = next(iter(difflib.get_close_matches(slug, known, n=1)), "rtx-5090")

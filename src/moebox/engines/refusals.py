@@ -40,6 +40,9 @@ def common_refusals(deployment: Deployment) -> list[PlanWarning]:
     recipe, box, engine, model = deployment.recipe, deployment.box, deployment.engine, deployment.known_model
     checkpoint = deployment.known_checkpoint
     found = []
+    if not (model and checkpoint):
+        unknown = f"checkpoint {recipe.checkpoint!r}" if model else f"model {recipe.model!r}"
+        found.append(plan_warning("warning", f"{unknown} is not known, so whether it fits was not checked"))
     if indivisible := layout_problem(deployment):
         found.append(plan_warning("fatal", indivisible.reason, indivisible.hint))
     if model and recipe.context > model.context:

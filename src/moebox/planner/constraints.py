@@ -75,6 +75,8 @@ class Constraints(CommonConstraints):
             refuse_out_of_range(f"--{field}", getattr(self, field), 1, 2**20)
         refuse_out_of_range("--ub", self.ubatch, 1, 2**20)
         refuse_out_of_range("--context", self.context, 1, MAX_CONTEXT)
+        text, hint = f"--context {self.context}: so few tokens hold no request", f"did you mean {self.context}k?"
+        refuse_if(self.context and self.context < 200, text, hint=hint)
         refuse_out_of_range("--mla", self.mla, 0, 3)
         share = self.memory_utilization
         if share is not None and not 0 < share <= 1:

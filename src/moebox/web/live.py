@@ -40,14 +40,8 @@ MAX_EVENTS = 40
 MAX_LOG_LINES = 14
 COMMAND_LOG = "command.log"  # what a command that the page started prints
 TAIL_BYTES = 32 << 10  # of the engine's log that are read
-LIVE_SECTIONS: tuple[SectionMaker, ...] = (
-    checks_section,
-    performance_section,
-    figures_section,
-    climb_section,
-    tasks_section,
-)
-LIVE_SECTIONS += (attempts_section, problems_section)
+LIVE_SECTIONS: tuple[SectionMaker, ...] = (checks_section, performance_section, figures_section, climb_section)
+LIVE_SECTIONS += (tasks_section, attempts_section, problems_section)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,7 +256,7 @@ class RunFeed:
     async def follow(self, over: threading.Event) -> AsyncIterator[str]:
         """Yield the state at first and on each change, "" if only a sign of life is due, until `over`."""
         seen, shown_at = 0, time.monotonic()
-        while not over.is_set():
+        while not over.is_set() and self.run.path.is_dir():
             version, text = await self.read_latest()
             if version != seen or time.monotonic() - shown_at >= PING_S:
                 yield text if version != seen else ""

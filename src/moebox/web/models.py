@@ -6,6 +6,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from moebox import detect
 from moebox.checkpoint import remote
 from moebox.core.model import Checkpoint, Model
 from moebox.errors import MoeboxError
@@ -50,8 +51,14 @@ async def list_models(request: Request, *, site: WebSite) -> Response:
     words = request.query_params.get("q", "").lower().split()
     box = planning.parse_query(request.query_params).box
     rows = [row for row in await run_in_threadpool(list_rows) if all(word in row.words for word in words)]
-    query = " ".join(words)
-    return render_page(site, "models.html", title="Models", here="models", rows=rows, query=query, box=box)
+    problem: MoeboxError | None = None
+    try:
+        DISKS.require_answer(box)
+        await run_in_threadpool(detect.load_box, box or None)
+    except MoeboxError as wrong_box:
+        rows, problem = [], wrong_box
+    context = {"rows": rows, "query": " ".join(words), "box": box, "problem": problem}
+    return render_page(site, "models.html", status=200, title="Models", here="models", **context)
 
 
 async def model_fit(request: Request, *, site: WebSite) -> Response:

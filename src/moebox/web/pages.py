@@ -87,6 +87,7 @@ async def read_form(request: Request) -> dict[str, str]:
     if not isinstance(fields, dict):
         raise BadInput("the form has no fields")
     wrong = [str(name) for name, value in fields.items() if not isinstance(value, str)]
+    wrong += [name for name, value in fields.items() if name not in wrong and "\0" in value]
     refuse_if(bool(wrong), f"{', '.join(wrong)}: not text")
     return fields
 

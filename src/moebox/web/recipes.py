@@ -12,7 +12,7 @@ from moebox import api, codec, engines, files
 from moebox.assess.format import format_number
 from moebox.checkpoint import deploy
 from moebox.core.recipe import Recipe
-from moebox.errors import BadInput, MoeboxError
+from moebox.errors import BadInput, MoeboxError, suggest_names
 from moebox.flows import recipes
 from moebox.flows.boxes import find_recipe_misfit
 from moebox.report.block import Block, Prose, ReportTable, TableCell, TableColumn
@@ -43,7 +43,7 @@ async def edit_recipe(request: Request, *, site: WebSite) -> Response:
     rows = await run_in_threadpool(recipes.list_recipes, site.runs)
     row = next((row for row in rows if row.name == name and row.path), None)
     if row is None:
-        raise NotFound(f"no recipe called {name!r}")
+        raise NotFound(f"no recipe {name!r}", hint=suggest_names(name, sorted(row.name for row in rows)))
     text = codec.read_text(Path(row.path))
     form = recipe_form(name, text, simulate=bool(row.box), opened=True)
     return render_page(site, "recipe.html", title=name, here="recipes", name=name, form=form)
@@ -69,12 +69,9 @@ async def check_recipe(request: Request, *, site: WebSite) -> Response:
     if misfit := await run_in_threadpool(find_recipe_misfit, deploy(recipe)):
         raise misfit.error()
     blocks = await run_in_threadpool(forecast_blocks, recipe)
-    return JSONResponse(
-        {
-            "good": f"{recipe.engine}, {recipe.checkpoint}: every setting is known, and it fits",
-            "html": render_part("part.html", blocks=blocks),
-        }
-    )
+    fits = ", and it fits" if isinstance(blocks[0], ReportTable) else ""  # not judged without model, checkpoint or box
+    good = f"{recipe.engine}, {recipe.checkpoint}: every setting is known{fits}"
+    return JSONResponse({"good": good, "html": render_part("part.html", blocks=blocks)})
 
 
 def forecast_blocks(recipe: Recipe) -> list[Block]:
@@ -84,10 +81,7 @@ def forecast_blocks(recipe: Recipe) -> list[Block]:
     except MoeboxError as problem:
         return [Prose(paragraphs=(f"No forecast: {problem.message}",), tone="quiet")]
     contexts = list(dict.fromkeys(row["context"] for row in rows))
-    columns = [
-        TableColumn(title="streams"),
-        *(TableColumn(title=f"at {format_count(each)} tokens") for each in contexts),
-    ]
+    titles = ("streams", *(f"at {format_count(each)} tokens" for each in contexts))
     lines = []
     for streams in dict.fromkeys(row["concurrency"] for row in rows):
         cells = [TableCell(text=str(streams))]
@@ -98,10 +92,9 @@ def forecast_blocks(recipe: Recipe) -> list[Block]:
                 cells.append(known if row["fits"] else TableCell(text="–", title="the cache does not hold so many"))
         lines.append(tuple(cells))
     note = "Tokens per second of all streams together, with their range, by the tokens behind each stream."
+    columns = tuple(TableColumn(title=title) for title in titles)
     return [
-        ReportTable(
-            caption="Forecast, decode tok/s", columns=tuple(columns), rows=tuple(lines), note=note, sortable=False
-        )
+        ReportTable(caption="Forecast, decode tok/s", columns=columns, rows=tuple(lines), note=note, sortable=False)
     ]
 
 

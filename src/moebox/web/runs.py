@@ -124,8 +124,9 @@ async def stream_events(request: Request, *, site: WebSite) -> Response:
         feed = site.feeds.setdefault(run.id, live.RunFeed(run, live_fragment))
         feed.followers += 1
         try:
-            async for text in feed.follow(site.stopping):
-                yield f"data: {json.dumps(text)}\n\n" if text else ": still here\n\n"
+            with contextlib.suppress(FileNotFoundError):  # the run was removed
+                async for text in feed.follow(site.stopping):
+                    yield f"data: {json.dumps(text)}\n\n" if text else ": still here\n\n"
         finally:
             feed.followers -= 1
             if not feed.followers:
