@@ -14,11 +14,13 @@ from typing import Any
 
 import httpx2
 import pytest
+import uvicorn
 import yaml
 
 from moebox.bench.prompts import load_trace
 from moebox.checkpoint import deploy
 from moebox.cli import main
+from moebox.cli.twin import bind_socket
 from moebox.core.deployment import Deployment
 from moebox.core.endpoint import Endpoint, endpoint_from_url
 from moebox.core.recipe import Recipe
@@ -109,12 +111,17 @@ def make_switch(tmp_path: Path, **more: Any) -> ToySwitch:
 
 @contextlib.asynccontextmanager
 async def serve(proxy: ModelProxy) -> AsyncIterator[httpx2.AsyncClient]:
-    """The proxy's application, without a socket."""
-    app = proxy.build_app()
-    async with app.router.lifespan_context(app):
-        transport = httpx2.ASGITransport(app=app)
-        async with httpx2.AsyncClient(transport=transport, base_url="http://p", timeout=60) as client:
+    """The proxy on a port of its own, as `moebox switch` serves it."""
+    listening = bind_socket(0, "127.0.0.1")
+    server = uvicorn.Server(uvicorn.Config(proxy.build_app(), log_level="critical", timeout_graceful_shutdown=1))
+    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    try:
+        address = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        async with httpx2.AsyncClient(base_url=address, timeout=60, trust_env=False) as client:
             yield client
+    finally:
+        server.should_exit = True
+        await serving
 
 
 def test_swaps_under_load_never_answer_with_another_model(tmp_path: Path):
@@ -144,6 +151,25 @@ def test_swaps_under_load_never_answer_with_another_model(tmp_path: Path):
         assert f"served-{'b' if name == 'a' else 'a'}" not in text
     assert swaps >= 7
     assert up_at_once == 1
+
+
+def test_a_users_key_opens_no_path_of_the_engines_administration(tmp_path: Path):
+    """Only paths that take prompts reach an engine; any other gets 404, and starts no engine."""
+    paths = ["/sleep", "/collective_rpc", "/v1/load_lora_adapter", "/release_memory_occupation", "/slots/0"]
+    paths += ["/v1/chat/completions/../../../sleep", "/v1/chat/completions%2f..%2f..%2f..%2fsleep", "//sleep"]
+
+    async def run() -> tuple[list[httpx2.Response], str, httpx2.Response]:
+        switch = make_switch(tmp_path)
+        async with serve(ModelProxy(switch)) as client:
+            replies = [await client.post(f"{client.base_url}{path}", json={"model": "a"}) for path in paths]
+            state = switch.slots["a"].state
+            return replies, state, await client.post("/v1/messages", json={"model": "a"})
+
+    replies, state, answered = asyncio.run(run())
+
+    assert [reply.status_code for reply in replies] == [404] * len(paths)
+    assert "/v1/messages" in replies[0].json()["error"]["message"]
+    assert (state, answered.status_code) == ("down", 200)
 
 
 def test_a_request_that_waits_too_long_gets_503_with_retry_after(tmp_path: Path):

@@ -29,6 +29,9 @@ MINUTE = 60.0
 KEPT_S = 5.0  # between two writes of usage.json
 BLOCK_CHARS = 2048  # of a trace: 512 tokens of English text, as Mooncake's traces have them
 TOKEN_NAMES = (("prompt_tokens", "input_tokens"), ("completion_tokens", "output_tokens"))  # OpenAI's, Anthropic's
+# An engine has one key for all its paths, those that unload it, change its weights or run code in it among them.
+PASSED_PATHS = [f"/v1/{name}" for name in ("chat/completions", "completions", "responses", "messages", "embeddings")]
+PASSED_PATHS += ["/v1/messages/count_tokens", "/v1/rerank", "/v1/score", "/tokenize", "/detokenize"]
 PASSED_HEADERS = ("content-type", "retry-after", "x-request-id")
 
 
@@ -83,9 +86,9 @@ class ModelProxy:
         routes = [
             Route("/health", lambda _: Response()),
             Route("/v1/models", self.list_models),
-            Route("/{path:path}", self.pass_on, methods=["POST"]),
+            *(Route(path, self.pass_on, methods=["POST"]) for path in PASSED_PATHS),
         ]
-        return Starlette(routes=routes, lifespan=lifespan)
+        return Starlette(routes=routes, lifespan=lifespan, exception_handlers={404: refuse_path})
 
     def find_user(self, request: Request) -> str | None:
         if not self.keys:
@@ -273,6 +276,10 @@ def block_ids(body: Json, salt: bytes) -> list[int]:
         chain.update(text[start : start + BLOCK_CHARS].encode())
         found.append(int.from_bytes(chain.digest()[:6], "big"))
     return found
+
+
+def refuse_path(request: Request, _: Exception) -> Response:
+    return error_reply(404, f"{request.url.path} is not served here, but {', '.join(PASSED_PATHS)}")
 
 
 def error_reply(status: int, text: str, *, retry_s: float = 0.0) -> JSONResponse:
