@@ -29,12 +29,13 @@ from moebox.errors import BadInput, ExternalError
 from moebox.fleet.file import KeyLimits, RouterSettings
 from moebox.fleet.models_file import ModelEntry, ModelsFile, largest_sets, llama_swap_config, read_models
 from moebox.fleet.routers import RouterMember, router_start
-from moebox.flows.model_proxy import ModelProxy
+from moebox.flows.model_proxy import ModelProxy, UserUsage
 from moebox.flows.model_switch import ModelBusy, ModelSlot, ModelSwitch, plan_models, sleep_deployment
 from moebox.store import Run
 
 URL = "/v1/chat/completions"
 UNKNOWN = Recipe(name="r", engine="llama.cpp", model="m", checkpoint="/w/m.gguf", served_name="m")
+GATE = threading.Event()  # a toy engine sends the next piece of a given stream when this is set
 
 
 class ToyEngine(BaseHTTPRequestHandler):
@@ -53,10 +54,14 @@ class ToyEngine(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")
         self.end_headers()
-        for _ in range(5):
+        for piece in body.get("pieces", ()):
+            self.wfile.write(piece.encode())
+            GATE.wait(20)
+        for _ in range(0 if "pieces" in body else 5):
             self.wfile.write(f'data: {{"model":"{model}","choices":[{{}}]}}\n\n'.encode())
             time.sleep(0.02)
-        self.wfile.write(f'data: {{"choices":[],"usage":{json.dumps(usage)}}}\n\ndata: [DONE]\n\n'.encode())
+        if "pieces" not in body:
+            self.wfile.write(f'data: {{"choices":[],"usage":{json.dumps(usage)}}}\n\ndata: [DONE]\n\n'.encode())
 
     def answer(self, body: object) -> None:
         raw = json.dumps(body).encode()
@@ -242,6 +247,87 @@ def test_users_have_keys_limits_and_a_bill(
     assert "anna" in capsys.readouterr().out
     assert "secret" not in traces
     assert len(load_trace(str(run_folder.path / "traces.jsonl"))) == 3
+
+
+CHAT_USAGE = (
+    '"usage": {"prompt_tokens": 1000, "completion_tokens": %d, "prompt_tokens_details": {"cached_tokens": 400}}'
+)
+STREAMS = {
+    "OpenAI": (URL, ['data: {"choices": [{}]}\n\n', f'data: {{"choices": [], {CHAT_USAGE % 50}}}\n\ndata: [DONE]\n\n']),
+    "CRLF": (URL, ['data: {"choices": [{}]}\r\n\r\n', f'data: {{"choices": [], {CHAT_USAGE % 50}}}\r\n\r\n']),
+    "usage in each event": (
+        URL,
+        [f'data: {{"choices": [{{}}], {CHAT_USAGE % 1}}}\n\n', f'data: {{"choices": [{{}}], {CHAT_USAGE % 50}}}\n\n'],
+    ),
+    "cut inside of an event": (URL, ['data: {"choices": [], ', f"{CHAT_USAGE % 50}}}\n", "\ndata: [DONE]\n\n"]),
+    "no empty line at the end": (URL, [f'data: {{"choices": [], {CHAT_USAGE % 50}}}']),
+    "Anthropic": (
+        "/v1/messages",
+        [
+            'event: message_start\ndata: {"message": {"usage": {"input_tokens": 600,'
+            ' "cache_read_input_tokens": 400}}}\n\n',
+            'event: message_delta\ndata: {"usage": {"input_tokens": 600, "output_tokens": 50}}\n\n',
+        ],
+    ),
+    "responses": (
+        "/v1/responses",
+        [
+            'event: response.created\ndata: {"response": {"usage": null}}\n\n',
+            'event: response.completed\ndata: {"response": {"usage": {"input_tokens": 1000, "output_tokens": 50,'
+            ' "input_tokens_details": {"cached_tokens": 400}}}}\n\n',
+        ],
+    ),
+}
+
+
+def test_tokens_of_every_kind_of_stream_are_counted_once(tmp_path: Path):
+    """Bytes pass as they come; each stream counts 1,000, 50 and 400 tokens, and is a row of the trace."""
+
+    async def run() -> tuple[dict[str, tuple[object, ...]], int]:
+        switch, counts = make_switch(tmp_path, keep_traces=True), {}
+        proxy = ModelProxy(switch)
+        GATE.set()
+        async with serve(proxy) as client:
+            for kind, (path, pieces) in STREAMS.items():
+                body = {"model": "a", "stream": True, "pieces": pieces, "stream_options": {"include_usage": True}}
+                proxy.usage["everyone"] = usage = UserUsage()
+                text = (await client.post(path, json=body)).text
+                passed = text == "".join(pieces)
+                counts[kind] = (usage.prompt_tokens, usage.output_tokens, usage.cached_tokens, passed)
+        return counts, len(load_trace(str(switch.run.path / "traces.jsonl")))
+
+    counts, rows = asyncio.run(run())
+
+    assert counts == dict.fromkeys(STREAMS, (1000, 50, 400, True))
+    assert rows == len(STREAMS)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("asked", [True, False])
+def test_an_event_passes_before_the_next_one_is_written(tmp_path: Path, end: str, asked: bool):
+    """Whatever ends its lines. The usage that the proxy asked for itself is left out, and only that."""
+    first, usage = (
+        f': ping{end}data: {{"choices": [{{}}]}}{end * 2}',
+        f'data: {{"choices": [], {CHAT_USAGE % 50}}}{end * 2}',
+    )
+    last = f"data: [DONE]{end * 2}"
+
+    async def run() -> list[str]:
+        GATE.clear()
+        async with serve(ModelProxy(make_switch(tmp_path))) as client:
+            body = {"model": "a", "stream": True, "pieces": [first, usage[:20], usage[20:] + last]}
+            body["stream_options"] = {"include_usage": asked}
+            async with client.stream("POST", URL, json=body) as reply:
+                pieces = reply.aiter_text()
+                found = [await anext(pieces)]
+                assert not GATE.is_set()
+                GATE.set()
+                return [*found, "".join([piece async for piece in pieces])]
+
+    before, after = asyncio.run(run())
+
+    assert before == first
+    assert after.replace("\r", "") == (usage + last if asked else last).replace("\r", "")
 
 
 def planned(box: str = "2x-h200", **ram: object) -> dict[str, Deployment]:

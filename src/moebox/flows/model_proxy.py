@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import hashlib
-import hmac
 import json
 import os
 import secrets
@@ -21,14 +20,17 @@ from starlette.routing import Route
 from moebox.core.endpoint import Endpoint
 from moebox.errors import refuse_if
 from moebox.flows.model_switch import ModelBusy, ModelSwitch
-from moebox.loose import Document, Json, get_number, get_object
+from moebox.loose import Document, Json, get_number, get_object, is_true
 from moebox.serve.power import read_joules
+from moebox.stream.events import anthropic_prompt_tokens
+from moebox.stream.sse import EventParser
 
 MAX_BODY_BYTES = 64 * 2**20
 MINUTE = 60.0
 KEPT_S = 5.0  # between two writes of usage.json
 BLOCK_CHARS = 2048  # of a trace: 512 tokens of English text, as Mooncake's traces have them
-TOKEN_NAMES = (("prompt_tokens", "input_tokens"), ("completion_tokens", "output_tokens"))  # OpenAI's, Anthropic's
+OUTPUT_NAMES = ("completion_tokens", "output_tokens")  # of chats; of /v1/messages and /v1/responses
+CACHED_NAMES = ("prompt_tokens_details.cached_tokens", "input_tokens_details.cached_tokens", "cache_read_input_tokens")
 # An engine has one key for all its paths, those that unload it, change its weights or run code in it among them.
 PASSED_PATHS = [f"/v1/{name}" for name in ("chat/completions", "completions", "responses", "messages", "embeddings")]
 PASSED_PATHS += ["/v1/messages/count_tokens", "/v1/rerank", "/v1/score", "/tokenize", "/detokenize"]
@@ -54,13 +56,13 @@ class ModelProxy:
 
     def __init__(self, switch: ModelSwitch) -> None:
         self.switch, self.file = switch, switch.file
-        self.keys: dict[str, str] = {}
+        self.keys: dict[bytes, str] = {}  # users by their key's hash: the time of a lookup shows nothing of a key
         for name, user in self.file.users.items():
             key = os.environ.get(user.key_env, "")
             hint = f"export {user.key_env}=…"
             refuse_if(not key, f"users.{name}: the environment variable {user.key_env} holds no key", hint=hint)
-            refuse_if(key in self.keys, f"users.{name}: has the key of users.{self.keys.get(key)}")
-            self.keys[key] = name
+            other = self.keys.setdefault(hashlib.sha256(key.encode()).digest(), name)
+            refuse_if(other != name, f"users.{name}: has the key of users.{other}")
         self.usage: dict[str, UserUsage] = {name: UserUsage() for name in self.file.users or ("everyone",)}
         self.client = httpx2.AsyncClient(timeout=httpx2.Timeout(None, connect=10.0), trust_env=False)
         gpus = {int(name[3:]) for need in switch.needs.values() for name in need.awake or () if name.startswith("gpu")}
@@ -91,11 +93,8 @@ class ModelProxy:
         return Starlette(routes=routes, lifespan=lifespan, exception_handlers={404: refuse_path})
 
     def find_user(self, request: Request) -> str | None:
-        if not self.keys:
-            return "everyone"
         given = request.headers.get("authorization", "").removeprefix("Bearer ") or request.headers.get("x-api-key", "")
-        matches = [name for key, name in self.keys.items() if hmac.compare_digest(key.encode(), given.encode())]
-        return next(iter(matches), None)
+        return self.keys.get(hashlib.sha256(given.encode()).digest()) if self.keys else "everyone"
 
     async def list_models(self, request: Request) -> Response:
         if self.find_user(request) is None:
@@ -157,8 +156,9 @@ class ModelProxy:
     ) -> Response:
         """Send a request on; `stack` is closed after the last byte of its reply."""
         body = {**body, "model": endpoint.model}
-        added = bool(body.get("stream")) and not get_object(body, "stream_options").get("include_usage")
-        if added and "completions" in request.url.path:
+        added = bool(body.get("stream")) and request.url.path.endswith("/completions")
+        added = added and not is_true(body, "stream_options.include_usage")
+        if added:
             body["stream_options"] = {**get_object(body, "stream_options"), "include_usage": True}
         headers = {"content-type": "application/json", **endpoint.headers}
         url = f"{endpoint.server_url}{request.url.path}"
@@ -167,39 +167,26 @@ class ModelProxy:
         reply = await self.client.send(upstream, stream=True)
         stack.push_async_callback(reply.aclose)
         kept = {key: value for key, value in reply.headers.items() if key in PASSED_HEADERS}
-        is_stream = "event-stream" in reply.headers.get("content-type", "")
+        stated: Document = {}
 
         async def pass_chunks() -> AsyncIterator[bytes]:
-            tail = b""
             try:
-                async for chunk in reply.aiter_bytes():
-                    tail += chunk
-                    if not is_stream:
-                        yield chunk
-                        continue
-                    *events, tail = tail.split(b"\n\n")
-                    for event in events:
-                        found = read_usage(event.rpartition(b"data: ")[2])
-                        if found:
-                            self.count_tokens(user, found, body, began)
-                        if not (found and added and b'"choices":[]' in event.replace(b" ", b"")):
-                            yield event + b"\n\n"
-                if is_stream and tail:
-                    yield tail
-                elif not is_stream:
-                    self.count_tokens(user, read_usage(tail), body, began)
+                async for piece in read_pieces(reply, stated, drop_usage=added):
+                    yield piece
             finally:
+                self.count_tokens(user, stated, body, began)
                 await stack.aclose()
 
         return StreamingResponse(pass_chunks(), status_code=reply.status_code, headers=kept)
 
-    def count_tokens(self, user: str, found: Json, body: Json, began: float) -> None:
+    def count_tokens(self, user: str, stated: Json, body: Json, began: float) -> None:
         """Add a reply's own counts; a reply without them counts as none."""
         usage = self.usage[user]
-        prompt, output = (int(get_number(found, *names) or 0) for names in TOKEN_NAMES)
+        prompt = int(get_number(stated, "prompt_tokens") or anthropic_prompt_tokens(stated) or 0)
+        output, cached = (int(get_number(stated, *names) or 0) for names in (OUTPUT_NAMES, CACHED_NAMES))
         usage.prompt_tokens += prompt
         usage.output_tokens += output
-        usage.cached_tokens += int(get_number(found, "prompt_tokens_details.cached_tokens") or 0)
+        usage.cached_tokens += cached
         usage.recent.append((time.monotonic(), prompt + output))
         if time.monotonic() - self.written_at > KEPT_S:
             self.write_usage()
@@ -256,21 +243,43 @@ def usage_rows(
     return rows
 
 
-def read_usage(raw: bytes) -> Json:
-    """The usage of a reply or of an event of a stream; empty if it has none."""
-    if b'"usage"' not in raw:
-        return {}
-    try:
-        document = json.loads(raw)
-    except ValueError:
-        return {}
-    begins = get_object(document, "message")  # Anthropic's first event
-    return {"input_tokens": get_number(begins, "usage.input_tokens")} if begins else get_object(document, "usage")
+async def read_pieces(reply: httpx2.Response, stated: Document, *, drop_usage: bool) -> AsyncIterator[bytes]:
+    """Yield a reply's bytes as they arrive, and put the last count of each kind of token into `stated`.
+
+    With `drop_usage` the event that has only counts is left out, so half an event waits for its other half.
+    """
+    is_stream = "event-stream" in reply.headers.get("content-type", "")
+    parser, held, events = EventParser(), bytearray(), []
+    async for chunk in reply.aiter_bytes():
+        held += chunk
+        if not is_stream:
+            yield chunk
+            continue
+        for _, data in parser.feed(chunk):
+            stated |= (usage := read_usage(data))
+            events.append(b"" if drop_usage and usage and b'"choices":[]' in data.replace(b" ", b"") else data)
+        if parser.at_boundary or not drop_usage:
+            yield b"".join(b"data: %b\n\n" % data for data in events if data) if b"" in events else bytes(held)
+            held, events = bytearray(), []
+    for data in (data for _, data in parser.close()) if is_stream else (bytes(held),):
+        stated |= read_usage(data)
+    if is_stream and held:
+        yield bytes(held)
+
+
+def read_usage(raw: bytes) -> Document:
+    """The counts above 0 of a reply or of an event of a stream; later events repeat and raise those of earlier ones."""
+    usage: Json = {}
+    if b'"usage"' in raw:
+        with contextlib.suppress(ValueError, RecursionError):
+            usage = get_object(json.loads(raw), "usage", "message.usage", "response.usage")
+    return {name: count for name, count in usage.items() if count}
 
 
 def block_ids(body: Json, salt: bytes) -> list[int]:
     """Numbers of a prompt's blocks: equal beginnings have equal numbers, and no text can be read from them."""
-    text = json.dumps([body.get("tools"), body.get("messages") or body.get("prompt")], sort_keys=True)
+    parts = ("tools", "system", "instructions", "messages", "prompt", "input")
+    text = json.dumps([body.get(part) for part in parts], sort_keys=True)
     chain, found = hashlib.sha256(salt), []
     for start in range(0, len(text), BLOCK_CHARS):
         chain.update(text[start : start + BLOCK_CHARS].encode())
