@@ -9,35 +9,23 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from moebox.core import registry
+from moebox.core import registry as registry
 
 if TYPE_CHECKING:
     from moebox.core.deployment import Deployment
     from moebox.core.plan import Launch, Memory, PlanWarning
-    from moebox.engines.arguments import LaunchNode
-    from moebox.engines.assemble import LABEL, launch_command, runs_in_container, shell_text
-    from moebox.engines.engine import load_engine
-    from moebox.engines.events import LogEvent
-    from moebox.engines.flags import newest_version, version_or_newest
-    from moebox.engines.rules import check_recipe, require_weights_file
+    from moebox.engines.arguments import LaunchNode as LaunchNode
+    from moebox.engines.assemble import LABEL as LABEL
+    from moebox.engines.assemble import launch_command as launch_command
+    from moebox.engines.assemble import runs_in_container as runs_in_container
+    from moebox.engines.assemble import shell_text as shell_text
+    from moebox.engines.engine import load_engine as load_engine
+    from moebox.engines.events import LogEvent as LogEvent
+    from moebox.engines.flags import newest_version as newest_version
+    from moebox.engines.flags import version_or_newest as version_or_newest
+    from moebox.engines.rules import check_recipe as check_recipe
+    from moebox.engines.rules import require_weights_file as require_weights_file
 
-__all__ = [
-    "LABEL",
-    "LaunchNode",
-    "LogEvent",
-    "build_launch",
-    "check_recipe",
-    "find_refusals",
-    "launch_command",
-    "load_engine",
-    "memory_budget",
-    "newest_version",
-    "registry",
-    "require_weights_file",
-    "runs_in_container",
-    "shell_text",
-    "version_or_newest",
-]
 WORST_FIRST = {"fatal": 0, "warning": 1, "note": 2}
 _LAZY = {
     "LABEL": "assemble",

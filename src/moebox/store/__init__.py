@@ -14,23 +14,17 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from moebox.store.journal import IncompleteLine, Journal, JournalEntry
-    from moebox.store.log import EngineLog, rotate_by_copy
-    from moebox.store.run import DISK_FULL_ERRORS, FORMAT, PIPELINE, PIPELINE_BEFORE, Run, runs_dir
-
-__all__ = [
-    "DISK_FULL_ERRORS",
-    "FORMAT",
-    "PIPELINE",
-    "PIPELINE_BEFORE",
-    "EngineLog",
-    "IncompleteLine",
-    "Journal",
-    "JournalEntry",
-    "Run",
-    "rotate_by_copy",
-    "runs_dir",
-]
+    from moebox.store.journal import IncompleteLine as IncompleteLine
+    from moebox.store.journal import Journal as Journal
+    from moebox.store.journal import JournalEntry as JournalEntry
+    from moebox.store.log import EngineLog as EngineLog
+    from moebox.store.log import rotate_by_copy as rotate_by_copy
+    from moebox.store.run import DISK_FULL_ERRORS as DISK_FULL_ERRORS
+    from moebox.store.run import FORMAT as FORMAT
+    from moebox.store.run import PIPELINE as PIPELINE
+    from moebox.store.run import PIPELINE_BEFORE as PIPELINE_BEFORE
+    from moebox.store.run import Run as Run
+    from moebox.store.run import runs_dir as runs_dir
 
 _HOMES = {
     "journal": ("IncompleteLine", "Journal", "JournalEntry"),
