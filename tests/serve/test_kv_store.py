@@ -79,13 +79,34 @@ def test_a_store_of_other_weights_or_another_type_is_refused(tmp_path: Path):
     deployment = deployment.with_recipe(replace(deployment.recipe, checkpoint=str(weights)))
     folder = kv_store.prepare_store(deployment)
     weights.write_bytes(b"others")
-    with pytest.raises(ExternalError, match="is of bytes"):
+    with pytest.raises(ExternalError, match="was written with other weights"):
         kv_store.prepare_store(deployment)
     other = deployment.with_recipe(replace(deployment.recipe, kv="q8_0"))
     assert folder
     folder.rename(store_folder(other))
-    with pytest.raises(ExternalError, match="is of kv f16"):
+    with pytest.raises(ExternalError, match="was written with kv f16"):
         kv_store.prepare_store(other)
+
+
+def test_a_store_outlives_what_does_not_change_its_bytes(tmp_path: Path):
+    """A note beside the weights, and weights that arrive later; another shard or config is refused."""
+    weights = tmp_path / "model"
+    deployment = replace(stored(tmp_path / "kv"), known_checkpoint=None, known_model=None)
+    deployment = deployment.with_recipe(replace(deployment.recipe, checkpoint=str(weights)))
+    kv_store.prepare_store(deployment)
+    files.write_atomic(weights / "model-00001-of-00001.safetensors", b"one")
+    files.write_atomic(weights / "config.json", b"{}")
+    for _ in range(2):
+        kv_store.prepare_store(deployment)
+        files.write_atomic(weights / "README.md", b"a note")
+    for name in ("config.json", "model-00001-of-00001.safetensors"):
+        before = (weights / name).stat()
+        (weights / name).write_bytes(b"[]0")
+        with pytest.raises(ExternalError, match="was written with other weights"):
+            kv_store.prepare_store(deployment)
+        (weights / name).write_bytes(b"{}" if name == "config.json" else b"one")
+        os.utime(weights / name, ns=(before.st_atime_ns, before.st_mtime_ns))
+    kv_store.prepare_store(deployment)
 
 
 def test_a_store_that_is_too_large_for_its_disk_is_refused(tmp_path: Path):
@@ -163,12 +184,12 @@ class AnySlots(FullDisk):
         (
             (200, [{}, {}]),
             (200, [1]),
-            "0 of 2 slots saved in STORE; slot 0 and 1 more was not saved (no n_saved in the reply)",
+            "0 of 2 slots saved in STORE; slot 0, 1 was not saved (no n_saved in the reply)",
         ),
         (
             (200, [{}, {}]),
             (200, {"n_saved": 0}),
-            "0 of 2 slots saved in STORE; slot 0 and 1 more was not saved (it is empty)",
+            "0 of 2 slots saved in STORE; slot 0, 1 was not saved (it is empty)",
         ),
         ((200, [{}]), (200, "7"), "0 of 1 slot saved in STORE; slot 0 was not saved (no n_saved in the reply)"),
         ((200, [{}]), (200, {"n_saved": 7}), "0 of 1 slot saved in STORE; slot 0 was not saved (nothing written)"),
@@ -210,6 +231,42 @@ def test_an_engine_is_stopped_even_if_its_slots_cannot_be_saved(
     server.server_close()
 
 
+class ThreeSlots(FullDisk):
+    """Three slots of 100 bytes each."""
+
+    def do_GET(self) -> None:
+        self.answer(200, [{}, {}, {}])
+
+    def do_POST(self) -> None:
+        name = json.loads(self.rfile.read(int(self.headers["content-length"])))["filename"]
+        (self.folder / name).write_bytes(b"x" * 100)
+        self.answer(200, {"n_saved": 7})
+
+
+def test_a_store_keeps_to_its_size_when_slots_are_saved(tmp_path: Path):
+    """What does not fit is not restored later: neither a slot that was just saved nor one that a start trims."""
+    deployment = stored(tmp_path)
+    tiers = replace(deployment.recipe.tiers, disk_gib=250 / 2**30)
+    deployment = deployment.with_recipe(replace(deployment.recipe, kv_tiers=tiers))
+    folder = kv_store.prepare_store(deployment)
+    assert folder
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Slots", (ThreeSlots,), {"folder": folder}))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    text = kv_store.save_slots(endpoint_from_url(f"127.0.0.1:{server.server_port}", "m"), folder)
+    server.shutdown()
+    server.server_close()
+    record = kv_store.read_record(folder)
+    smaller = replace(deployment.recipe, kv_tiers=replace(tiers, disk_gib=150 / 2**30))
+    kv_store.prepare_store(deployment.with_recipe(smaller))
+    trimmed = kv_store.read_record(folder)
+
+    assert text == f"2 of 3 slots saved in {folder}; slot 0 was not saved (kv_tiers.disk_gib is too small for it)"
+    assert record
+    assert trimmed
+    assert ([*record.slots], [*trimmed.slots]) == (["slot-1.bin", "slot-2.bin"], ["slot-2.bin"])
+    assert sorted(path.name for path in folder.iterdir()) == [RECORD, "slot-2.bin"]
+
+
 @pytest.mark.siege
 def test_a_run_that_was_removed_does_not_keep_its_engine(tmp_path: Path):
     """The session stops the engine and forgets it, though nothing can be written into the run's folder any more."""
@@ -227,5 +284,5 @@ def test_the_oldest_files_leave_a_store_that_has_grown(tmp_path: Path):
         files.write_atomic(path, b"x" * 100)
         os.utime(path, (number, number))
 
-    assert kv_store.trim_store(tmp_path, 250) == 200
+    assert kv_store.trim_store(tmp_path, kv_store.StoreRecord(identity={}, most=250)) == 200
     assert sorted(path.name for path in (tmp_path / "blocks").iterdir()) == ["2.bin", "3.bin"]

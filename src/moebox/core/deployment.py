@@ -103,6 +103,12 @@ class Deployment:
         return found.repo or self.recipe.checkpoint
 
     @property
+    def revision(self) -> str:
+        """The revision of a Hub repository: a commit, tag or branch; "" is the default branch."""
+        own = self.known_checkpoint.revision if self.known_checkpoint else ""
+        return str(self.recipe.flags.get("revision", own))
+
+    @property
     def has_vision_tower(self) -> bool:
         return self.known_model is not None and self.known_model.vision > 0
 

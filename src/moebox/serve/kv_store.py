@@ -18,10 +18,12 @@ from moebox.core.engine_event import SlotsKept
 from moebox.engines.kv_store import GIB, store_folder, store_identity
 from moebox.errors import BadInput, ExternalError
 from moebox.loose import get_number
+from moebox.serve import preflight
 from moebox.store import Run
 from moebox.units import format_gib, plural
 
 RECORD = "moebox-store.json"
+REMOVE = "remove it, or set kv_tiers.folder"
 SLOT_S = 600.0  # for one slot: tens of gigabytes on a slow disk
 
 
@@ -31,6 +33,7 @@ class StoreRecord:
 
     identity: dict[str, str]
     slots: dict[str, str] = field(default_factory=dict)
+    most: int = 0  # bytes
 
 
 def prepare_store(deployment: Deployment) -> Path | None:
@@ -39,43 +42,48 @@ def prepare_store(deployment: Deployment) -> Path | None:
     if not tiers.disk_gib:
         return None
     folder, identity = Path(store_folder(deployment)), store_identity(deployment)
-    checkpoint = Path(deployment.weights_path).expanduser()
-    if checkpoint.exists():  # weights under the same path may be others by now
-        status = checkpoint.stat()
-        identity["bytes"] = f"{status.st_size} {status.st_mtime_ns}"
+    if weights := preflight.weight_files(deployment):  # those under the same path may be others by now
+        # A file of the Hub's cache is a link to one that has its hash as name.
+        seen = [(file.resolve().name, file.stat()) for file in (*weights, *weights[0].parent.glob("config.json"))]
+        text = repr([(name, status.st_size, status.st_mtime_ns) for name, status in seen])
+        identity["bytes"] = hashlib.sha256(text.encode()).hexdigest()
     try:
         files.make_private_folder(folder)
         record = read_record(folder)
         if record is None and any(folder.iterdir()):
             raise ExternalError(f"{folder} holds files of another program", hint="empty it, or set kv_tiers.folder")
-        other = [name for name in identity if record and record.identity.get(name) != identity[name]]
-        if record and other:
-            found = ", ".join(f"{name} {record.identity.get(name, 'unknown')}" for name in other)
-            raise ExternalError(f"the KV store {folder} is of {found}", hint="remove it, or set kv_tiers.folder")
+        record = record or StoreRecord(identity=identity)
+        other = [name for name in identity if record.identity.get(name, identity[name]) != identity[name]]
+        if other:
+            found = "other weights" if other[0] == "bytes" else f"{other[0]} {record.identity[other[0]]}"
+            raise ExternalError(f"the KV store {folder} was written with {found}", hint=REMOVE)
         for part in folder.glob("*.part"):  # of a save that was killed
             part.unlink()
-        used = trim_store(folder, int(tiers.disk_gib * GIB))
+        record = replace(record, identity=record.identity | identity, most=int(tiers.disk_gib * GIB))
+        used = trim_store(folder, record)
         room = shutil.disk_usage(folder).free
         if used + room < tiers.disk_gib * GIB:
-            text = (
-                f"kv_tiers.disk_gib: {tiers.disk_gib:g} GiB do not fit, {format_gib(used + room)} are free at {folder}"
-            )
+            text = f"kv_tiers.disk_gib: {tiers.disk_gib:g} GiB do not fit, {folder} has {format_gib(used + room)}"
             raise ExternalError(text, hint=f"kv_tiers.disk_gib = {(used + room) // GIB}, or another kv_tiers.folder")
-        write_record(folder, record or StoreRecord(identity=identity))
     except OSError as problem:
         raise ExternalError(f"the KV store {folder} cannot be used: {problem.strerror}") from None
     return folder
 
 
-def trim_store(folder: Path, most: int) -> int:
-    """Remove the oldest files beyond `most` bytes (vLLM's files have no limit). Return the bytes that are left."""
+def trim_store(folder: Path, record: StoreRecord) -> int:
+    """Remove the oldest files beyond the size of a store (vLLM's files have no limit), and record which slots are left.
+
+    Return the bytes that are left.
+    """
     found = sorted((path.stat().st_mtime, path) for path in folder.rglob("*") if path.is_file() and path.name != RECORD)
     used = sum(path.stat().st_size for _, path in found)
     for _, path in found:
-        if used <= most:
+        if used <= (record.most or used):
             break
         used -= path.stat().st_size
         path.unlink()
+    left = {name: digest for name, digest in record.slots.items() if (folder / name).exists()}
+    files.write_atomic(folder / RECORD, codec.to_json(replace(record, slots=left)), mode=0o600, sync=True)
     return used
 
 
@@ -85,10 +93,6 @@ def read_record(folder: Path) -> StoreRecord | None:
         return codec.decode(StoreRecord, codec.load_json(folder / RECORD), where=str(folder))
     except BadInput:
         return None
-
-
-def write_record(folder: Path, record: StoreRecord) -> None:
-    files.write_atomic(folder / RECORD, codec.to_json(record), mode=0o600, sync=True)
 
 
 def keep_slots(endpoint: Endpoint, folder: Path, run: Run) -> None:
@@ -102,7 +106,7 @@ def save_slots(endpoint: Endpoint, folder: Path) -> str:
 
     Each file is written under another name, and recorded with its digest before it is used.
     """
-    record, saved, problems = read_record(folder), 0, dict[str, list[int]]()
+    record, saved, problems = read_record(folder), list[int](), dict[str, list[int]]()
     listed = http.get(f"{endpoint.server_url}/slots", headers=endpoint.headers, timeout_s=30.0)
     slots = listed.json() if listed.ok else None
     if record is None or not isinstance(slots, list):
@@ -117,17 +121,17 @@ def save_slots(endpoint: Endpoint, folder: Path) -> str:
             if reply.ok and tokens and part.is_file() and part.stat().st_size:
                 record = replace(record, slots={**record.slots, f"slot-{number}.bin": _file_digest(part)})
                 os.replace(part, part.with_suffix(".bin"))
-                write_record(folder, record)
-                saved += 1
+                trim_store(folder, record)
+                saved.append(number)
                 continue
             part.unlink(missing_ok=True)
         except OSError as failure:
             reason = str(failure.strerror)
         problems.setdefault(reason if reply.ok else reply.error, []).append(number)
-    parts = [f"{saved} of {plural(len(slots), 'slot')} saved in {folder}"]
-    for reason, numbers in problems.items():
-        more = f" and {len(numbers) - 1} more" if len(numbers) > 1 else ""
-        parts.append(f"slot {numbers[0]}{more} was not saved ({reason})")
+    if lost := [number for number in saved if not (folder / f"slot-{number}.bin").exists()]:
+        problems["kv_tiers.disk_gib is too small for it"] = lost
+    parts = [f"{len(saved) - len(lost)} of {plural(len(slots), 'slot')} saved in {folder}"]
+    parts += [f"slot {', '.join(map(str, each))} was not saved ({reason})" for reason, each in problems.items()]
     return "; ".join(parts)
 
 

@@ -87,7 +87,7 @@ def with_fetched_file(deployment: Deployment) -> Deployment:
     runs_here = recipe.runtime.kind in ("native", "embedded")
     if not (runs_here and checkpoint and checkpoint.repo and checkpoint.file) or checkpoint.path:
         return deployment
-    folder = find_snapshot(checkpoint.repo, str(recipe.flags.get("revision", "")) or checkpoint.revision)
+    folder = find_snapshot(checkpoint.repo, deployment.revision)
     path = folder / checkpoint.file if folder else None
     if path and path.is_file() and not preflight.missing_shards(path):
         found = dataclasses.replace(checkpoint, path=str(path))

@@ -31,7 +31,6 @@ from moebox.environment import chosen_environment
 from moebox.errors import AnswerIsNo, BadInput, ExternalError, NotInstalled, refuse_if
 from moebox.hub.client import find_snapshot, parse_repo_name
 from moebox.loose import get_object, get_path
-from moebox.serve import kv_store
 from moebox.site import read_site
 
 WEIGHTS = (".safetensors", ".gguf", ".bin")
@@ -48,7 +47,6 @@ def check_launch(deployment: Deployment, launch: Launch, argv: tuple[str, ...]) 
     check_engine(deployment, argv)
     check_version(deployment, argv)
     check_kernels(deployment, argv, detect.load_box if recipe.kv == "fp8" else None)
-    kv_store.prepare_store(deployment)
     for port in deployment.engine.ports_used(launch.port):
         check_port(launch.host, port)
 
@@ -115,20 +113,21 @@ def gguf_parts(path: Path) -> list[Path]:
     return sorted(path.parent.glob(f"{glob.escape(split[1])}?????{split[2]}")) if split else [path]
 
 
+def weight_files(deployment: Deployment) -> list[Path]:
+    """Return the files of the weights on this machine, in the Hub's cache if a repository is named."""
+    name, checkpoint = deployment.weights_path, deployment.known_checkpoint
+    path = Path(name).expanduser()
+    if not path.exists():
+        cached = find_snapshot(name, deployment.revision) if parse_repo_name(name) else None
+        path = cached / checkpoint.file if cached and checkpoint else cached or path
+    shards = gguf_parts(path) if path.suffix == ".gguf" else sorted(path.glob("*.safetensors"))
+    return [file for file in shards or sorted(path.glob("*.bin")) if file.is_file()]
+
+
 def measure_weights_disk(deployment: Deployment) -> tuple[int, float]:
     """Bytes of the weights on this machine and the rate of their disk; 0 if they are few, invented or not here."""
-    recipe, name = deployment.recipe, deployment.weights_path
-    path = Path(name).expanduser()
-    if uses_dummy_weights(recipe):
-        return 0, 0.0
-    if not path.exists():
-        cached = find_snapshot(name, str(recipe.flags.get("revision", ""))) if parse_repo_name(name) else None
-        if cached is None:
-            return 0, 0.0
-        file = deployment.known_checkpoint.file if deployment.known_checkpoint else ""
-        path = cached / file if file else cached
-    found = gguf_parts(path) if path.suffix == ".gguf" else list(path.glob("*.safetensors"))
-    sizes = {file: file.stat().st_size for file in found if file.is_file()}
+    found = [] if uses_dummy_weights(deployment.recipe) else weight_files(deployment)
+    sizes = {file: file.stat().st_size for file in found}
     largest = max(sizes, key=lambda file: sizes[file], default=None)
     if largest is None or sizes[largest] < DISK_BYTES:
         return 0, 0.0

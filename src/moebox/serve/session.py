@@ -306,6 +306,7 @@ def launch_engine(
     with state.take_leases(leases, name) as held:
         if not prepared.nodes:  # `check_nodes` has checked those
             preflight.check_launch(prepared.deployment, prepared.launch, prepared.argv)
+            kv_store.prepare_store(prepared.deployment)
             on_disk = preflight.measure_weights_disk(prepared.deployment)
         if not rehearsal or not (run.path / "recipe.toml").exists():
             run.write_file("recipe.toml", codec.to_toml(recipe))
