@@ -20,10 +20,8 @@ def parse_slo(text: str) -> Slo:
     for part in text.split(","):
         name, equals, value = part.strip().partition("=")
         if name not in ("ttft", "tpot", "itl", "e2e", "share") or not equals:
-            raise BadInput(
-                f"--slo: {part.strip()!r} is not a valid limit",
-                hint="write it like ttft=2s,tpot=50ms,itl=200ms,e2e=60s,share=0.9",
-            )
+            text = f"--slo: {part.strip()!r} is not a valid limit"
+            raise BadInput(text, hint="write it like ttft=2s,tpot=50ms,itl=200ms,e2e=60s,share=0.9")
         unitless = name != "share" and value.replace(".", "", 1).isdigit()
         refuse_if(unitless, f"--slo: {part.strip()!r} has no unit", hint=f"{name}={value}s or {name}={value}ms")
         try:

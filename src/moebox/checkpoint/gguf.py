@@ -171,10 +171,8 @@ def split_files(path: Path) -> list[Path]:
     files = [path.with_name(f"{stem}-{number:05d}-of-{count:05d}.gguf") for number in range(1, count + 1)]
     missing = [file for file in files if not file.is_file()]
     if missing:
-        raise BadInput(
-            f"{path}: {len(missing)} of {len(files)} parts are missing, the first is {missing[0].name}",
-            hint="the download is incomplete; run it again",
-        )
+        text = f"{path}: {len(missing)} of {len(files)} parts are missing, the first is {missing[0].name}"
+        raise BadInput(text, hint="the download is incomplete; run it again")
     return files
 
 

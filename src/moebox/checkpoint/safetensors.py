@@ -165,10 +165,8 @@ def shard_files(folder: Path) -> list[Path]:
         return there
     missing = [name for name in names if not is_nonempty_file(folder / name)]
     if missing:
-        raise BadInput(
-            f"{folder}: {len(missing)} of {len(names)} shards are missing or empty, the first is {missing[0]}",
-            hint="the download is incomplete; run it again",
-        )
+        text = f"{folder}: {len(missing)} of {len(names)} shards are missing or empty, the first is {missing[0]}"
+        raise BadInput(text, hint="the download is incomplete; run it again")
     return [folder / name for name in names]
 
 

@@ -228,10 +228,8 @@ def fix_kernels(
         print_result(json, {"remedies": [], "diff": ""}, lambda: None)
         return 0
     if all(launch.verdict == "does not compile" for launch in failing):
-        raise ExternalError(
-            f"{failing[0].kernel} does not compile, and other block sizes do not fix that: {failing[0].error}",
-            hint="try another version of Triton or of the engine",
-        )
+        text = f"{failing[0].kernel} does not compile, and other block sizes do not fix that: {failing[0].error}"
+        raise ExternalError(text, hint="try another version of Triton or of the engine")
     remedies = fix.find_remedies(request)
     patches = patch.remedy_patches(remedies, engine_root(request), request.arch.capability)
     diff = "".join(change.diff for change in patches)

@@ -81,10 +81,8 @@ def _sglang_start(router: RouterSettings, targets: tuple[RouterMember, ...], hos
     """sglang-router and vllm-router, which is a fork with the same flags."""
     keys = {target.key_env for target in targets}
     if keys not in ({""}, {router.key_env}):
-        raise Unsupported(
-            f"{router.kind} passes on the client's key, so members cannot have other keys",
-            hint="give all members and the router the same key_env, or use litellm",
-        )
+        text = f"{router.kind} passes on the client's key, so members cannot have other keys"
+        raise Unsupported(text, hint="give all members and the router the same key_env, or use litellm")
     argv = ["-m", router_traits()[router.kind].module, "--host", host, "--port", str(router.port)]
     argv += ["--worker-urls", *(target.root for target in targets)]
     argv += ["--policy", router_traits()[router.kind].policies[router.policy]]
@@ -126,10 +124,8 @@ def _litellm_start(router: RouterSettings, model: str, targets: tuple[RouterMemb
     elif host in LOOPBACK:  # LiteLLM does not start without a key unless allowed to, which is safe only here
         config["general_settings"] = {"dangerously_permit_weak_or_unset_master_key": True}
     else:
-        raise BadInput(
-            f"router.key_env: LiteLLM does not start without a key, and at {host} others could use it",
-            hint='e.g. key_env = "TEAM_KEY" under [router], and the key in that variable',
-        )
+        text = f"router.key_env: LiteLLM does not start without a key, and at {host} others could use it"
+        raise BadInput(text, hint='e.g. key_env = "TEAM_KEY" under [router], and the key in that variable')
     files = {}
     if router.users:
         refuse_if(not router.key_env, "router.users needs router.key_env: the key that makes the others")

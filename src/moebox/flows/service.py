@@ -159,10 +159,8 @@ class Service:
             kept.pop(0).unlink(missing_ok=True)
         free = shutil.disk_usage(self.run.path).free
         if free < least:
-            raise ExternalError(
-                f"only {format_gib(free)} are free on the disk of {self.run.path}",
-                hint=f"free {format_gib(least)}, or lower service.min_free_gib",
-            )
+            text = f"only {format_gib(free)} are free on the disk of {self.run.path}"
+            raise ExternalError(text, hint=f"free {format_gib(least)}, or lower service.min_free_gib")
 
 
 def count_tokens(session: EngineSession) -> float:

@@ -115,10 +115,8 @@ def paused_endpoint(named: str, old: Recipe, new: Recipe, run: Run) -> Iterator[
             stop_instance(instance)
         if live and preflight.accepts_connections(live.listen.host, live.listen.port):
             save_journal(journal, phase="ended", live=None)
-            raise ExternalError(
-                f"port {live.listen.port} answers again although its engine was stopped: a service restarts it",
-                hint="stop the service for the upgrade, e.g. `systemctl --user stop NAME`",
-            )
+            text = f"port {live.listen.port} answers again although its engine was stopped: a service restarts it"
+            raise ExternalError(text, hint="stop the service for the upgrade, e.g. `systemctl --user stop NAME`")
         yield journal
     finally:
         for pending in [each for each in list_journals(*OWED) if each.name == old.name]:

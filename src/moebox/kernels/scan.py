@@ -58,10 +58,8 @@ def scan_engine(request: KernelRequest) -> KernelScan:
     not_covered = [NotCovered(what=case, why=why) for case, why in reasons.items()]
     if not launches and not_covered:  # a scan without launches is not a good result
         first = not_covered[0]
-        raise ExternalError(
-            f"no kernel of {request.engine} could be judged: {first.what}: {first.why}",
-            hint="its files may have been edited, or be of a release this moebox does not know",
-        )
+        text = f"no kernel of {request.engine} could be judged: {first.what}: {first.why}"
+        raise ExternalError(text, hint="its files may have been edited, or be of a release this moebox does not know")
     refuse_if(not launches, f"--only {request.only}: no case of {request.engine} has that in its name")
     if not version:
         why = f"the package under {root} does not state its version, so known problems of releases were not looked up"
