@@ -82,10 +82,20 @@ def test_llama_cpp_gets_a_prompt_cache_and_a_folder_for_slots(engine: str):
 def test_a_store_belongs_to_one_version_model_type_and_layout():
     """Every difference that changes the bytes is another folder; another port is not."""
     base = planned(ram_gib=96, disk_gib=500)
-    changes = [{"engine_version": "0.31.0"}, {"kv": "fp8"}, {"parallel.tp": 1}, {"checkpoint": "bf16"}]
+    changes: list[dict[str, object]] = [
+        {"engine_version": "0.31.0"},
+        {"kv": "fp8"},
+        {"parallel.tp": 1},
+        {"checkpoint": "bf16"},
+        {"flags.revision": "aaaa"},
+        {"flags.revision": "bbbb"},
+        {"flags.hf-overrides": '{"rope_theta": 1}'},
+        {"env.VLLM_USE_V1": "0"},
+        {"runtime.image": "registry.example.org/own:7"},
+    ]
     others = [store_folder(deploy(with_settings(base.recipe, change))) for change in changes]
 
-    assert len({store_folder(base), *others}) == 5
+    assert len({store_folder(base), *others}) == 1 + len(changes)
     assert store_folder(deploy(with_settings(base.recipe, {"listen.port": 9}))) == store_folder(base)
 
 

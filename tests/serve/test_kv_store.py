@@ -18,11 +18,12 @@ from moebox.checkpoint import deploy
 from moebox.cli import main
 from moebox.core.deployment import Deployment
 from moebox.core.endpoint import endpoint_from_url
-from moebox.core.recipe import KvTiers
+from moebox.core.recipe import KvTiers, Recipe, Runtime
 from moebox.engines.kv_store import store_folder
 from moebox.errors import ExternalError
 from moebox.phantom.text_questions import haystack_questions
 from moebox.serve import kv_store, session, state
+from moebox.serve.order import prepare_launch
 from moebox.store import Run
 from tests.embedded import phantom_recipe
 from tests.verify.test_returning import ask_code
@@ -45,7 +46,7 @@ def test_a_conversation_survives_a_restart(tmp_path: Path):
     with session.engine_session(deployment, run) as live:
         good, cached = ask_code(live.endpoint, second)
     events = [event.text for event in run.read_events() if event.kind == "engine.slots"]
-    slot = Path(store_folder(deployment)) / "slot-0.bin"
+    slot = Path(store_folder(live.prepared.deployment)) / "slot-0.bin"
     slot.write_bytes(slot.read_bytes()[:-8])
     text = kv_store.restore_slots(endpoint_from_url("127.0.0.1:9", "m"), slot.parent)
 
@@ -107,6 +108,49 @@ def test_a_store_outlives_what_does_not_change_its_bytes(tmp_path: Path):
         (weights / name).write_bytes(b"{}" if name == "config.json" else b"one")
         os.utime(weights / name, ns=(before.st_atime_ns, before.st_mtime_ns))
     kv_store.prepare_store(deployment)
+
+
+def test_an_upgraded_engine_gets_a_store_of_its_own(tmp_path: Path):
+    """The recipe names no version: the one that is installed counts, not the newest that moebox knows."""
+    program, python = tmp_path / "bin" / "vllm", tmp_path / "python-stub"
+    files.write_atomic(program, f"#!{python}\n", mode=0o700)
+    recipe = Recipe(
+        name="r",
+        engine="vllm",
+        model="gpt-oss-120b",
+        checkpoint="mxfp4",
+        served_name="m",
+        runtime=Runtime(python=str(tmp_path)),
+        kv_tiers=KvTiers(ram_gib=1, disk_gib=1, folder=str(tmp_path / "kv")),
+    )
+    stores = []
+    for version in ("0.31.7", "0.31.8", "0.31.8"):
+        files.write_atomic(python, f"#!/bin/sh\necho {version}\n", mode=0o700)
+        prepared = prepare_launch(deploy(recipe))
+        stores.append(store_folder(prepared.deployment))
+        assert stores[-1] in " ".join(prepared.argv)
+        assert f"vllm-{version}-" in stores[-1]
+
+    assert len(set(stores)) == 2
+
+
+def test_a_repository_that_moved_on_is_other_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The branch of a Hub repository points to another commit: blocks of the older weights are not used for it."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    repository = tmp_path / "models--example--Moe"
+    for commit, blob in (("a" * 40, "0001"), ("b" * 40, "0002")):
+        files.write_atomic(repository / "blobs" / blob, b"weights")
+        shard = repository / "snapshots" / commit / "model.safetensors"
+        shard.parent.mkdir(parents=True)
+        shard.symlink_to(repository / "blobs" / blob)
+    deployment = replace(stored(tmp_path / "kv"), known_checkpoint=None, known_model=None)
+    deployment = deployment.with_recipe(replace(deployment.recipe, checkpoint="example/Moe"))
+    files.write_atomic(repository / "refs" / "main", b"a" * 40)
+    for _ in range(2):
+        kv_store.prepare_store(deployment)
+    files.write_atomic(repository / "refs" / "main", b"b" * 40)
+    with pytest.raises(ExternalError, match="was written with other weights"):
+        kv_store.prepare_store(deployment)
 
 
 def test_a_store_that_is_too_large_for_its_disk_is_refused(tmp_path: Path):

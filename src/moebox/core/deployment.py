@@ -27,6 +27,7 @@ class Deployment:
     known_model: Model | None = None
     known_checkpoint: Checkpoint | None = None
     notes: tuple[str, ...] = ()  # how the weights were recognised, if that needs an explanation
+    running_version: str = ""  # of the installed engine, if that was detected
 
     @classmethod
     def from_parts(

@@ -13,14 +13,18 @@ GIB = 2**30
 
 
 def store_identity(deployment: Deployment) -> dict[str, str]:
-    """What the bytes of a store depend on."""
-    recipe, checkpoint = deployment.recipe, deployment.known_checkpoint
+    """What the bytes of a store depend on. Any flag or variable may change them, so each set has a store of its own."""
+    recipe, checkpoint, runtime = deployment.recipe, deployment.known_checkpoint, deployment.recipe.runtime
+    weights = (deployment.weights_path, checkpoint.name if checkpoint and not checkpoint.path else "")
+    settings = (sorted(recipe.flags.items()), sorted(recipe.env.items()), recipe.speculate, runtime.setup)
     return {
-        "engine": f"{recipe.engine} {version_or_newest(recipe)}",
-        "weights": deployment.weights_path + (f" {checkpoint.name}" if checkpoint and not checkpoint.path else ""),
+        "engine": f"{recipe.engine} {deployment.running_version or version_or_newest(recipe)}",
+        "weights": " ".join(filter(None, (*weights, deployment.revision))),
         "kv": kv_type(recipe),
         "layout": " ".join(recipe.parallel.labels),  # ranks keep their own shares
         "connector": recipe.tiers.connector,
+        "image": runtime.image or runtime.preset,
+        "settings": hashlib.sha256(repr(settings).encode()).hexdigest()[:16],
     }
 
 

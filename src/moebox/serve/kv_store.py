@@ -42,11 +42,8 @@ def prepare_store(deployment: Deployment) -> Path | None:
     if not tiers.disk_gib:
         return None
     folder, identity = Path(store_folder(deployment)), store_identity(deployment)
-    if weights := preflight.weight_files(deployment):  # those under the same path may be others by now
-        # A file of the Hub's cache is a link to one that has its hash as name.
-        seen = [(file.resolve().name, file.stat()) for file in (*weights, *weights[0].parent.glob("config.json"))]
-        text = repr([(name, status.st_size, status.st_mtime_ns) for name, status in seen])
-        identity["bytes"] = hashlib.sha256(text.encode()).hexdigest()
+    if weights := weights_digest(deployment):  # those under the same path may be others by now
+        identity["bytes"] = weights
     try:
         files.make_private_folder(folder)
         record = read_record(folder)
@@ -68,6 +65,15 @@ def prepare_store(deployment: Deployment) -> Path | None:
     except OSError as problem:
         raise ExternalError(f"the KV store {folder} cannot be used: {problem.strerror}") from None
     return folder
+
+
+def weights_digest(deployment: Deployment) -> str:
+    """Return a digest of the weight files on this machine and their config by name, size and time; "" without any."""
+    weights = preflight.weight_files(deployment)
+    found = [*weights, *(file for each in weights[:1] for file in each.parent.glob("config.json"))]
+    # A file of the Hub's cache is a link to one that has its hash as name.
+    seen = [(file.resolve().name, file.stat().st_size, file.stat().st_mtime_ns) for file in found]
+    return hashlib.sha256(repr(seen).encode()).hexdigest() if seen else ""
 
 
 def trim_store(folder: Path, record: StoreRecord) -> int:

@@ -61,6 +61,8 @@ def prepare_launch(deployment: Deployment, *, name: str = "") -> PreparedLaunch:
         recipe = deployment.recipe
     engines.check_recipe(deployment)  # invalid settings, flags that the engine does not have
     engines.require_weights_file(deployment)
+    if recipe.tiers.disk_gib:  # the store belongs to the version that runs
+        deployment = dataclasses.replace(deployment, running_version=preflight.running_version(deployment))
     launch = engines.build_launch(deployment)
     argv = engines.launch_command(deployment, launch, run=name, home=str(Path.home()))
     if recipe.runtime.kind == "embedded":

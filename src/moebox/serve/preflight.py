@@ -72,17 +72,13 @@ def check_checkpoint(weights: str, recipe: Recipe) -> None:
             f"checkpoint {weights} not found", hint="check the path, or download it first with `hf download`"
         )
     if path.is_dir() and not any(file.suffix in WEIGHTS for file in path.iterdir()):
-        raise ExternalError(
-            f"checkpoint {weights} holds no weights, only other files",
-            hint="download it first: `hf download REPOSITORY --local-dir` this folder",
-        )
+        text = f"checkpoint {weights} holds no weights, only other files"
+        raise ExternalError(text, hint="download it first: `hf download REPOSITORY --local-dir` this folder")
     missing = missing_shards(path)
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        raise ExternalError(
-            f"checkpoint {weights} is incomplete: {', '.join(missing[:3])}{more} of its shards missing or empty",
-            hint="download it again; `hf download` fetches only what is missing",
-        )
+        text = f"checkpoint {weights} is incomplete: {', '.join(missing[:3])}{more} of its shards missing or empty"
+        raise ExternalError(text, hint="download it again; `hf download` fetches only what is missing")
     refuse_damaged_shards(
         path, "download it again, or name the repository for `moebox fetch`, which takes only what is damaged"
     )
@@ -182,10 +178,8 @@ def check_version(deployment: Deployment, argv: tuple[str, ...]) -> None:
     here = engine_version(deployment.engine, argv)
     if here and not same_version(wanted, here):
         spec = f"{recipe.engine}=={wanted}" if deployment.engine.package else f"{recipe.engine}@{wanted} DIR"
-        raise ExternalError(
-            f"the recipe wants {recipe.engine} {wanted}, this machine has {here}",
-            hint=f"`moebox engines install {spec}`, or change engine_version in the recipe",
-        )
+        text = f"the recipe wants {recipe.engine} {wanted}, this machine has {here}"
+        raise ExternalError(text, hint=f"`moebox engines install {spec}`, or change engine_version in the recipe")
 
 
 def version_command(python: str, package: str) -> list[str]:
@@ -200,6 +194,15 @@ def engine_version(traits: Traits, argv: tuple[str, ...]) -> str:
     text = command_output([argv[0], "--version"])
     match = re.search(r"version:\s*(\d+)", text)
     return f"b{match.group(1)}" if match else ""
+
+
+def running_version(deployment: Deployment) -> str:
+    """The version that a launch on this machine uses, or "" if it is unknown; an image has its own."""
+    recipe = deployment.recipe
+    if recipe.runtime.kind == "native":
+        return engine_version(deployment.engine, load_engine(recipe.engine).entry_command(recipe))
+    embedded = version_command(sys.executable, "xllamacpp")
+    return command_output(embedded) if recipe.runtime.kind == "embedded" else ""
 
 
 def check_kernels(deployment: Deployment, argv: tuple[str, ...], detect_box: Callable[[], Box] | None) -> None:

@@ -101,6 +101,8 @@ class EngineSession:
             self._wait_for_chat(awake, patience_s, deadline)
         self.startup_s = time.monotonic() - self.watch.started
         self._report_lost_log()
+        if not self.prepared.nodes:  # the engine may have downloaded other weights than those of the store
+            kv_store.prepare_store(self.prepared.deployment)
         self.instance = state.update_instance(self.instance, ready=time.time())
         self.facts = facts.gather_facts(self.endpoint, self.watch.summary)
         self.ready = AttemptReady(
