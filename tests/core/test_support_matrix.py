@@ -123,6 +123,8 @@ def test_a_setup_that_the_checks_accept_should_start() -> None:
     support = support_for(setup("vllm", "0.24.0", "sm90", "glm-4.7", "fp8", parallel=Parallel(tp=8)))
     assert support.state == "accepted"
     assert "its own checks accept it, with" in support.basis
+    newer = support_for(setup("vllm", "0.40.0", "sm90", "glm-5", "fp8", parallel=Parallel(tp=8)))
+    assert newer.basis.endswith("as read in 0.32.0")
     older = support_for(setup("vllm", "0.12.0", "sm90", "glm-4.7", "fp8", parallel=Parallel(tp=8)))
     assert (older.state, "what it checks of GPU and format is not known" in older.basis) == ("accepted", True)
     assert support_for(setup("vllm", "0.12.0", "sm120", "qwen3-235b", "fp8")).state == "unknown"

@@ -85,6 +85,14 @@ def test_it_is_found_planned_and_rendered(installed: Install) -> None:
     assert "toys/engine:1.0" in render(deployment, "docker")
 
 
+def test_nothing_is_stated_about_its_models(installed: Install, capsys: pytest.CaptureFixture[str]) -> None:
+    """Which architectures an engine of another package has is not in the tables: a plan says that it is not known."""
+    installed(toy="toy_engine")
+    assert main(["plan", "kimi-k2.6", "--box", "8x-b200", "--engine", "toy", "--json"]) == 0
+    (line,) = [text for text in json.loads(capsys.readouterr().out)["reasons"] if text.startswith("support: ")]
+    assert line == "support: Toy 1.0 on NVIDIA B200 SXM: not known"
+
+
 @pytest.mark.parametrize("model", one_in(2, ["kimi-k2.6", "qwen3-235b", "gpt-oss-120b", "deepseek-v3.2"]))
 @pytest.mark.parametrize("box", one_in(2, ["8x-b200", "4x-b300", "6x-h200", "8x-rtx-pro-6000-server", "2-nodes"]))
 def test_every_plan_for_it_is_accepted_by_up(

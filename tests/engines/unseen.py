@@ -69,13 +69,13 @@ def predicted_state(thread: dict[str, str]) -> tuple[str, str]:
     return state, fatal[0].text if fatal else ""
 
 
-def starts_without_reports() -> tuple[int, int]:
-    """Of the setups that should start by the engines' sources alone: those that started, and all."""
+def starts_without_reports(basis: str) -> tuple[int, int]:
+    """Of the setups that should start by the engines' sources alone, for one reason: those that started, and all."""
     outcomes = [
         thread["outcome"]
         for thread in THREADS
         for setup in deployment_setups(thread_deployment(thread))
-        if not support._refusals(setup) and support._acceptance(setup)
+        if not support._refusals(setup) and support._acceptance(setup).startswith(basis)
     ]
     return sum(outcome != "no-start" for outcome in outcomes), len(outcomes)
 

@@ -68,10 +68,12 @@ class ArchitectureSupport:
 
 def architecture_support(model: Model | None) -> ArchitectureSupport | None:
     """Return the row of a model's architecture, None if every release runs it."""
-    if model is None:
-        return None
-    rows = table_rows(ArchitectureSupport, "architectures", "architecture")
-    return next((row for row in rows if model.architecture in row.names), None)
+    return next((row for row in architecture_rows() if model and model.architecture in row.names), None)
+
+
+def architecture_rows() -> tuple[ArchitectureSupport, ...]:
+    """Return the architectures that not every release of every engine runs."""
+    return tuple(table_rows(ArchitectureSupport, "architectures", "architecture"))
 
 
 def unsupported_reason(engine: str, title: str, model: Model | None, version: str = "") -> tuple[str, str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from moebox.core import families, registry
 from moebox.core.catalogue import load_table
-from moebox.core.start_rules import StartRefusal, accepted_kernels, engine_architectures, start_refusals
+from moebox.core.start_rules import StartRefusal, accepted_kernels, engine_architectures, release_rules, start_refusals
 from moebox.core.support_matrix import (
     WORST_FIRST,
     Match,
@@ -96,15 +96,17 @@ def _acceptance(setup: Setup) -> str:
     Without a release's own checks its list of models decides, except on SM120 and SM121: they lack shared memory and
     instructions that kernels for other Blackwell GPUs use, so a list of models is no evidence there.
     """
-    if kernels := accepted_kernels(setup):
-        return f"its own checks accept it, with {kernels}"
+    rules = release_rules(setup.engine, setup.version)
+    if rules and (kernels := accepted_kernels(setup)):
+        return f"its own checks accept it, with {kernels}, as read in {rules.release}"
     if setup.model is None or setup.fork or (setup.gpu.startswith("sm12") and "gguf" not in setup.quants):
         return ""
-    names, since = {setup.model.architecture}, ""
-    listed = engine_architectures(setup.engine) | {model["architecture"] for model in load_table("models")["model"]}
+    names, since, listed = {setup.model.architecture}, "", engine_architectures(setup.engine)
     if row := families.architecture_support(setup.model):
         names, first = {*row.names}, row.first.get(setup.engine, "")
-        since, listed = f" since {first}" if first else "", engine_architectures(setup.engine)
+        since = f" since {first}" if first else ""
+    elif any(setup.engine in each.first for each in families.architecture_rows()):  # not an engine of another package
+        listed |= {model["architecture"] for model in load_table("models")["model"]}
     if not since and names.isdisjoint(listed):
         return ""
     return f"it has the architecture{since}; what it checks of GPU and format is not known"

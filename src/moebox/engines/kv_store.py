@@ -14,12 +14,11 @@ GIB = 2**30
 
 def store_identity(deployment: Deployment) -> dict[str, str]:
     """What the bytes of a store depend on. Any flag or variable may change them, so each set has a store of its own."""
-    recipe, checkpoint, runtime = deployment.recipe, deployment.known_checkpoint, deployment.recipe.runtime
-    weights = (deployment.weights_path, checkpoint.name if checkpoint and not checkpoint.path else "")
+    recipe, runtime = deployment.recipe, deployment.recipe.runtime
     settings = (sorted(recipe.flags.items()), sorted(recipe.env.items()), recipe.speculate, runtime.setup)
     return {
         "engine": f"{recipe.engine} {deployment.running_version or version_or_newest(recipe)}",
-        "weights": " ".join(filter(None, (*weights, deployment.revision))),
+        "weights": f"{deployment.weights_path} {recipe.checkpoint} {deployment.revision}",
         "kv": kv_type(recipe),
         "layout": " ".join(recipe.parallel.labels),  # ranks keep their own shares
         "connector": recipe.tiers.connector,

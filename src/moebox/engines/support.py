@@ -16,8 +16,9 @@ from moebox.engines.flags import version_or_newest
 # Answers by deployment: a plan asks for the refusals, the forecast and the discounts of each candidate.
 _RECENT: dict[int, tuple[Deployment, list[tuple[Setup, Support]]]] = {}
 MOST_RECENT = 512
-# Threads on setups that should start by the sources alone; most threads are complaints (tests/engines/unseen.py).
-STARTED, SUCH_THREADS = 69, 93
+# Threads on setups that should start by the engine's own checks, or by its list of models: how many did, and all. Most
+# threads are complaints (tests/engines/unseen.py).
+BY_CHECKS, BY_LIST = (43, 57), (26, 36)
 MOST_POSSIBLE = 3  # rows under further conditions that are shown, the newest first
 
 
@@ -143,7 +144,8 @@ def support_text(deployment: Deployment) -> str:
         rows = [match.row for match in support.answers if match.row.state == support.state]
         evidence = f" ({rows[0].source})" if rows else ""
         if support.state == "accepted":
-            evidence = f" (no report; {support.basis}; {STARTED} of {SUCH_THREADS} such setups in threads started)"
+            started, count = BY_CHECKS if support.basis.startswith("its own checks") else BY_LIST
+            evidence = f" (no report; {support.basis}; {started} of {count} such setups in threads started)"
         lines.append(f"{where}: {STATE_TEXT[support.state]}{evidence}")
         if support.note:
             lines.append(support.note)
