@@ -155,16 +155,15 @@ def compare_load(index: int, load: LoadResult, row: ForecastRow | None) -> list[
         if rate and row.low_tok_s and row.high_tok_s:
             low, high = row.low_tok_s / rate, row.high_tok_s / rate
             expected_range = (planned / high, planned / low) if unit == "ms" else (planned * low, planned * high)
-        figures.append(
-            PlannedFigure(
-                run=index,
-                what=what,
-                planned=planned,
-                measured=measured,
-                unit=unit,
-                load=name,
-                expected_range=expected_range,
-                is_reliable=not load.doubts,
-            )
+        new_figure = PlannedFigure(
+            run=index,
+            what=what,
+            planned=planned,
+            measured=measured,
+            unit=unit,
+            load=name,
+            expected_range=expected_range,
+            is_reliable=not load.doubts,
         )
+        figures.append(new_figure)
     return figures

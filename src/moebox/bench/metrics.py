@@ -51,17 +51,16 @@ def request_figures(samples: Samples) -> list[RequestFigures]:
             output = sum(samples.tokens[request.first : request.last])
         timed = not (kinds[0] == SILENT and len(times) == 1 and output > 1)
         visible = (at for at, kind in zip(times, kinds, strict=True) if kind & ~ESTIMATED_TIME == CONTENT)
-        found.append(
-            RequestFigures(
-                request=request,
-                output=output,
-                ttft_s=(times[0] - sent) / 1e9 if timed else None,
-                ttfc_s=next(((at - sent) / 1e9 for at in visible), None),
-                tpot_s=(times[-1] - times[0]) / 1e9 / (output - 1) if timed and output > 1 else None,
-                e2e_s=(times[-1] - sent) / 1e9,
-                worst_itl_s=max((after - before for before, after in itertools.pairwise(times)), default=0) / 1e9,
-            )
+        new_figures = RequestFigures(
+            request=request,
+            output=output,
+            ttft_s=(times[0] - sent) / 1e9 if timed else None,
+            ttfc_s=next(((at - sent) / 1e9 for at in visible), None),
+            tpot_s=(times[-1] - times[0]) / 1e9 / (output - 1) if timed and output > 1 else None,
+            e2e_s=(times[-1] - sent) / 1e9,
+            worst_itl_s=max((after - before for before, after in itertools.pairwise(times)), default=0) / 1e9,
         )
+        found.append(new_figures)
     return found
 
 

@@ -78,15 +78,14 @@ def list_engines() -> list[EngineRow]:
     rows = []
     for instance in state.list_instances():
         guard = instance.guard_state
-        rows.append(
-            EngineRow(
-                **{name: getattr(instance, name) for name in SHARED},
-                pid=guard.engine or None,
-                code=guard.code,
-                lost_log_bytes=guard.lost_bytes,
-                left=tuple(orphans.pop(instance.id, ())),
-            )
+        new_row = EngineRow(
+            **{name: getattr(instance, name) for name in SHARED},
+            pid=guard.engine or None,
+            code=guard.code,
+            lost_log_bytes=guard.lost_bytes,
+            left=tuple(orphans.pop(instance.id, ())),
         )
+        rows.append(new_row)
         if instance.is_alive:
             containers.pop(instance.id, None)
     for name in sorted({*orphans, *containers}):

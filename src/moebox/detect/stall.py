@@ -260,12 +260,11 @@ def gpu_looks(tree: set[int], nvml: Any = None) -> list[GpuLook]:
         if use and tree & {process.pid for process in query(nvml, (), "nvmlDeviceGetComputeRunningProcesses", handle)}:
             used = query(nvml, 0, "nvmlDeviceGetPowerUsage", handle)
             limit = query(nvml, 0, "nvmlDeviceGetEnforcedPowerLimit", handle)
-            looks.append(
-                GpuLook(
-                    busy=use.gpu,
-                    memory=getattr(use, "memory", None),
-                    watts=used / 1e3 if used else None,
-                    limit_w=limit / 1e3 if limit else None,
-                )
+            new_look = GpuLook(
+                busy=use.gpu,
+                memory=getattr(use, "memory", None),
+                watts=used / 1e3 if used else None,
+                limit_w=limit / 1e3 if limit else None,
             )
+            looks.append(new_look)
     return looks

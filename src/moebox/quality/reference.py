@@ -87,16 +87,15 @@ def reference_bytes(about: ReferenceFacts, readings: Sequence[TextReading]) -> b
                 kept[position.token] = position.logprob
             keys.append(tuple(kept))
             values.append(tuple(round(-value * STEPS) for value in kept.values()))
-        texts.append(
-            StoredText(
-                kind=reading.kind,
-                name=reading.name,
-                tokens=reading.tokens,
-                depths=tuple(position.depth for position in reading.positions),
-                keys=tuple(keys),
-                values=tuple(values),
-            )
+        new_stored = StoredText(
+            kind=reading.kind,
+            name=reading.name,
+            tokens=reading.tokens,
+            depths=tuple(position.depth for position in reading.positions),
+            keys=tuple(keys),
+            values=tuple(values),
         )
+        texts.append(new_stored)
     packed = zlib.compress(msgspec.json.encode(StoredReference(about=about, texts=tuple(texts))), 9)
     return MAGIC + hashlib.sha256(packed).hexdigest().encode() + b"\n" + packed
 

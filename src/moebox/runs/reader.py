@@ -186,18 +186,17 @@ def imported_climb(document: object) -> list[ClimbStep]:
     for row in get_objects(document, "steps"):
         share, verdict = get_number(row, "gain.share", "gain"), get_text(row, "verdict")
         low, high = get_number(row, "gain.low", "gain_low"), get_number(row, "gain.high", "gain_high")
-        steps.append(
-            ClimbStep(
-                change=get_text(row, "change"),
-                verdict=next((mark for mark in get_args(Mark) if mark == verdict), "skip"),
-                kept=is_true(row, "kept"),
-                why=get_text(row, "why"),
-                output_tok_s=get_number(row, "output_tok_s") or 0.0,
-                ttft_ms=get_number(row, "ttft_ms") or 0.0,
-                kv_tokens=int(get_number(row, "kv_tokens") or 0),
-                gain=None if share is None else Gain(share=share, low=low or share, high=high or share),
-            )
+        new_step = ClimbStep(
+            change=get_text(row, "change"),
+            verdict=next((mark for mark in get_args(Mark) if mark == verdict), "skip"),
+            kept=is_true(row, "kept"),
+            why=get_text(row, "why"),
+            output_tok_s=get_number(row, "output_tok_s") or 0.0,
+            ttft_ms=get_number(row, "ttft_ms") or 0.0,
+            kv_tokens=int(get_number(row, "kv_tokens") or 0),
+            gain=None if share is None else Gain(share=share, low=low or share, high=high or share),
         )
+        steps.append(new_step)
     return steps
 
 

@@ -63,16 +63,15 @@ def recipe_history(name: str, *, runs: Path | None = None) -> list[HistoryRow]:
             event.facts.version for event in folder.read_events() if isinstance(event, AttemptReady) and event.facts
         ]
         version = f"{recipe.engine} {recipe.engine_version or next(filter(None, seen), recipe.runtime.kind)}"
-        rows.append(
-            HistoryRow(
-                run=summary.id,
-                when=summary.started,
-                version=version,
-                checks=summary.verdict,
-                tok_s=summary.output_tok_s,
-                note=summary.failed,
-            )
+        new_row = HistoryRow(
+            run=summary.id,
+            when=summary.started,
+            version=version,
+            checks=summary.verdict,
+            tok_s=summary.output_tok_s,
+            note=summary.failed,
         )
+        rows.append(new_row)
     if not rows:
         raise BadInput(
             f"no run of a recipe called {name!r}", hint=suggest_names(name, sorted(names)) if names else None

@@ -52,7 +52,7 @@ def prepare_store(deployment: Deployment) -> Path | None:
         record = record or StoreRecord(identity=identity)
         other = [name for name in identity if record.identity.get(name, identity[name]) != identity[name]]
         if other:
-            found = "other weights" if other[0] == "bytes" else f"{other[0]} {record.identity[other[0]]}"
+            found = {"bytes": "other weights"}.get(other[0], f"{other[0]} {record.identity[other[0]]}")
             raise ExternalError(f"the KV store {folder} was written with {found}", hint=REMOVE)
         for part in folder.glob("*.part"):  # of a save that was killed
             part.unlink()
@@ -70,10 +70,12 @@ def prepare_store(deployment: Deployment) -> Path | None:
 def weights_digest(deployment: Deployment) -> str:
     """Return a digest of the weight files on this machine and their config by name, size and time; "" without any."""
     weights = preflight.weight_files(deployment)
-    found = [*weights, *(file for each in weights[:1] for file in each.parent.glob("config.json"))]
+    if not weights:
+        return ""
+    found = (*weights, *weights[0].parent.glob("config.json"))
     # A file of the Hub's cache is a link to one that has its hash as name.
     seen = [(file.resolve().name, file.stat().st_size, file.stat().st_mtime_ns) for file in found]
-    return hashlib.sha256(repr(seen).encode()).hexdigest() if seen else ""
+    return hashlib.sha256(repr(seen).encode()).hexdigest()
 
 
 def trim_store(folder: Path, record: StoreRecord) -> int:
@@ -122,7 +124,7 @@ def save_slots(endpoint: Endpoint, folder: Path) -> str:
         part = folder / f"slot-{number}.part"
         reply = _ask_slot(endpoint, number, "save", part.name)
         tokens = get_number(reply.json(), "n_saved")
-        reason = "no n_saved in the reply" if tokens is None else "nothing written" if tokens else "it is empty"
+        reason = {None: "no n_saved in the reply", 0.0: "it is empty"}.get(tokens, "nothing written")
         try:
             if reply.ok and tokens and part.is_file() and part.stat().st_size:
                 record = replace(record, slots={**record.slots, f"slot-{number}.bin": _file_digest(part)})

@@ -158,16 +158,15 @@ def _make_calls(
         recent.repeats = recent.repeats + 1 if this_call == recent.last_call else 1
         recent.last_call = this_call
         results.append((call, outcome.text))
-        records.append(
-            CallRecord(
-                tool=call.name[:80],
-                ok=ok,
-                error=outcome.error[:300],
-                repaired=repaired,
-                seconds=time.monotonic() - began,
-                answer=outcome.text[:200],
-            )
+        new_record = CallRecord(
+            tool=call.name[:80],
+            ok=ok,
+            error=outcome.error[:300],
+            repaired=repaired,
+            seconds=time.monotonic() - began,
+            answer=outcome.text[:200],
         )
+        records.append(new_record)
     return records, results, ""
 
 

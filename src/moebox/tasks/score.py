@@ -94,19 +94,18 @@ def family_scores(results: Sequence[JobResult]) -> list[FamilyScore]:
         turns = itertools.chain.from_iterable(result.turns for result in group)
         timed = [(turn.completion_tokens, turn.tok_s) for turn in turns if turn.completion_tokens and turn.tok_s]
         writing_s = sum(tokens / rate for tokens, rate in timed)
-        scores.append(
-            FamilyScore(
-                family=group[0].family,
-                level=group[0].level,
-                solved=solved_score(group),
-                hidden=wilson_score(passed, hidden),
-                valid_calls=wilson_score(sum(call.ok for call in calls), len(calls)),
-                repaired_calls=sum(call.repaired for call in calls),
-                turns=statistics.fmean(len(result.turns) for result in group),
-                output_tokens=statistics.fmean(result.output_tokens for result in group),
-                seconds=statistics.fmean(result.seconds for result in group),
-                tok_s=sum(tokens for tokens, _ in timed) / writing_s if timed else None,
-                ends=dict(Counter(result.end for result in group)),
-            )
+        new_score = FamilyScore(
+            family=group[0].family,
+            level=group[0].level,
+            solved=solved_score(group),
+            hidden=wilson_score(passed, hidden),
+            valid_calls=wilson_score(sum(call.ok for call in calls), len(calls)),
+            repaired_calls=sum(call.repaired for call in calls),
+            turns=statistics.fmean(len(result.turns) for result in group),
+            output_tokens=statistics.fmean(result.output_tokens for result in group),
+            seconds=statistics.fmean(result.seconds for result in group),
+            tok_s=sum(tokens for tokens, _ in timed) / writing_s if timed else None,
+            ends=dict(Counter(result.end for result in group)),
         )
+        scores.append(new_score)
     return scores

@@ -207,15 +207,14 @@ def parse_token_logprobs(choice: dict[str, object]) -> list[TokenLogprob]:
     tokens = []
     for item in objects_of(object_of(choice.get("logprobs")).get("content")):
         logprob, data, others = item.get("logprob"), item.get("bytes"), objects_of(item.get("top_logprobs"))
-        tokens.append(
-            TokenLogprob(
-                text=text_of(item.get("token")),
-                logprob=float(logprob) if is_number(logprob) else math.nan,
-                data=tuple(part for part in data if isinstance(part, int)) if isinstance(data, list) else (),
-                top=tuple(float(top) for other in others if isinstance(top := other.get("logprob"), int | float)),
-                likely=tuple(text_of(other.get("token")) for other in others),
-            )
+        new_token = TokenLogprob(
+            text=text_of(item.get("token")),
+            logprob=float(logprob) if is_number(logprob) else math.nan,
+            data=tuple(part for part in data if isinstance(part, int)) if isinstance(data, list) else (),
+            top=tuple(float(top) for other in others if isinstance(top := other.get("logprob"), int | float)),
+            likely=tuple(text_of(other.get("token")) for other in others),
         )
+        tokens.append(new_token)
     return tokens
 
 

@@ -300,14 +300,13 @@ def forecast_chart(answer: PlanReply) -> ReportChart | None:
         points = tuple((float(load), answer.speed.decode_tok_s(load, context)) for load in loads)
         factors = [answer.speed.step_range(load, context) for load in loads]
         band = tuple((load, rate * low, rate * high) for (load, rate), (low, high) in zip(points, factors, strict=True))
-        series.append(
-            ChartSeries(
-                name=f"{units.format_count(context)} tokens",
-                colour=run_colour(place),
-                points=points,
-                band=band if context == answer.context else (),
-            )
+        new_line = ChartSeries(
+            name=f"{units.format_count(context)} tokens",
+            colour=run_colour(place),
+            points=points,
+            band=band if context == answer.context else (),
         )
+        series.append(new_line)
     x = ChartAxis(title="concurrent streams", log=True, ticks=tuple(map(float, CONCURRENCIES[1:])), format=whole_number)
     label = "Forecast decode rate against streams, by context"
     svg = draw_lines(series, x=x, y=ChartAxis(title="decode tok/s"), label=label)

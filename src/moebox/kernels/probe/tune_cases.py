@@ -84,18 +84,17 @@ def extend_cases(root: Path, shape: RankShape) -> list[TuneCase]:
         (shape.nope + shape.rope, shape.v, (32, 64), (64, 64)),
     ):
         for new, prefix in EXTEND_SIZES:
-            found.append(
-                TuneCase(
-                    name=f"extend {width}/{out}, {new} new on {prefix}",
-                    kind=f"extend-{width}",
-                    candidates=space.extend_choices(width),
-                    baselines={
-                        "report of January 2026": {"BLOCK_M": seed[0], "BLOCK_N": seed[1], **blocks},
-                        "SGLang 0.5.9 and newer": {"BLOCK_M": upstream[0], "BLOCK_N": upstream[1], **blocks},
-                    },
-                    build=functools.partial(_build_extend, root, shape, width, out, new, prefix),
-                )
+            new_case = TuneCase(
+                name=f"extend {width}/{out}, {new} new on {prefix}",
+                kind=f"extend-{width}",
+                candidates=space.extend_choices(width),
+                baselines={
+                    "report of January 2026": {"BLOCK_M": seed[0], "BLOCK_N": seed[1], **blocks},
+                    "SGLang 0.5.9 and newer": {"BLOCK_M": upstream[0], "BLOCK_N": upstream[1], **blocks},
+                },
+                build=functools.partial(_build_extend, root, shape, width, out, new, prefix),
             )
+            found.append(new_case)
     return found
 
 
@@ -160,15 +159,14 @@ def decode_cases(shape: RankShape) -> list[TuneCase]:
     for kv in ("bf16", "fp8"):
         for batch in (1, 32, 128):
             base = {"vLLM 0.32": upstream, "vLLM with one stage": {**upstream, "num_stages": 1}}
-            found.append(
-                TuneCase(
-                    name=f"MLA decode, batch {batch}, 16,384 tokens, {kv}",
-                    kind=f"decode-{kv}",
-                    candidates=space.all_combinations(BLOCK_N=[16, 32, 64], num_warps=[2, 4, 8], num_stages=[1, 2, 3]),
-                    baselines=base,
-                    build=functools.partial(_build_decode, shape, batch, kv),
-                )
+            new_case = TuneCase(
+                name=f"MLA decode, batch {batch}, 16,384 tokens, {kv}",
+                kind=f"decode-{kv}",
+                candidates=space.all_combinations(BLOCK_N=[16, 32, 64], num_warps=[2, 4, 8], num_stages=[1, 2, 3]),
+                baselines=base,
+                build=functools.partial(_build_decode, shape, batch, kv),
             )
+            found.append(new_case)
     return found
 
 

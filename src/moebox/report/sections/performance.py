@@ -103,15 +103,14 @@ def forecast_series(records: Sequence[RunRecord], workload: str, field: str) -> 
         if rows:
             points = [(row.concurrency or 0.0, value) for row in rows if (value := getattr(row, field)) is not None]
             ranges = [(row.concurrency or 0.0, *row.tok_s_range) for row in rows if row.tok_s_range]
-            series.append(
-                ChartSeries(
-                    name=", ".join(filter(None, (record.page_label, "forecast"))),
-                    colour=run_colour(index),
-                    points=tuple(points),
-                    dashed=True,
-                    band=tuple(ranges) if field == "output_tok_s" else (),
-                )
+            new_line = ChartSeries(
+                name=", ".join(filter(None, (record.page_label, "forecast"))),
+                colour=run_colour(index),
+                points=tuple(points),
+                dashed=True,
+                band=tuple(ranges) if field == "output_tok_s" else (),
             )
+            series.append(new_line)
     return series
 
 

@@ -67,13 +67,12 @@ def draw_parts(rng: random.Random, count: int) -> list[ModulePart]:
         def fill(text: str, a: str = a, b: str = b) -> str:
             return text.replace("{a}", a).replace("{b}", b)
 
-        drawn.append(
-            ModulePart(
-                name=part.name,
-                source=fill(part.source),
-                bugs=tuple((fill(right), fill(wrong)) for right, wrong in part.bugs),
-                checks=tuple(map(fill, part.checks)),
-                about=fill(part.about),
-            )
+        new_filled = ModulePart(
+            name=part.name,
+            source=fill(part.source),
+            bugs=tuple((fill(right), fill(wrong)) for right, wrong in part.bugs),
+            checks=tuple(map(fill, part.checks)),
+            about=fill(part.about),
         )
+        drawn.append(new_filled)
     return drawn
