@@ -38,6 +38,15 @@ def test_a_correct_server_passes_every_check(oracle: str, seed: int):
     assert results.sandbox in ("namespaces", "landlock", "seccomp")
 
 
+@pytest.mark.parametrize("server", ["correct", "odd-no-seed"])
+def test_several_choices_are_requested_as_a_server_takes_them(oracle: str, server: str):
+    """vLLM refuses `n` at temperature 0, and some servers refuse a seed: the probe needs neither."""
+    *_, choices = check_server(oracle, server, "sampling").rungs[0].probes
+
+    assert choices.name == "several choices"
+    assert (choices.verdict, choices.reason) == ("pass", "2 choices, whole, streamed and with tools")
+
+
 @pytest.mark.parametrize("fault", one_in(3, sorted(BROKEN)))
 def test_a_fault_is_found_by_the_check_meant_for_it(oracle: str, fault: str):
     """One known fault, one failed check, with a reason."""

@@ -107,7 +107,9 @@ async def events(chunks: list[dict[str, Any]]) -> AsyncIterator[bytes]:
 
 
 async def choices(body: dict[str, Any], fault: Fault) -> Response:
-    """Several choices of one request; those of a fixed seed have a seed each."""
+    """Several choices of one request; those of a fixed seed have a seed each. As in vLLM, never at temperature 0."""
+    if not body.get("temperature", 1):
+        return (fault.refusal or error)(400, f"n must be 1 when using greedy sampling, got {body['n']}.")
     seeds = [{"seed": body["seed"] + number} if body.get("seed") is not None else {} for number in range(body["n"])]
     asked = fault.request(body) if fault.request else body
     try:

@@ -15,6 +15,7 @@ from moebox.verify.trials import PASSED, CheckSession, TrialOutcome, judge_answe
 from moebox.verify.violations import is_count, object_of, objects_of, parse_json_or
 
 CHOICES = 2
+NEAR_GREEDY = 0.01  # temperature: vLLM refuses `n` at 0, and raises what is lower to this
 ALL_COUNTED = 0.75  # of the tokens of as many single answers: the end of a turn may not count
 
 
@@ -46,11 +47,8 @@ async def probe_choices(session: CheckSession) -> str | ProbeWarning:
     async def attempt(stream: bool, family: str) -> TrialOutcome:
         nonlocal ignored
         question = session.draw(family)
-        settings: Mapping[str, Any] = {
-            "max_tokens": question.max_tokens,
-            "tools": list(question.tools) or None,
-            "stream": stream or None,
-        }
+        settings: Mapping[str, Any] = {"temperature": NEAR_GREEDY, "max_tokens": question.max_tokens}
+        settings = {**settings, "tools": list(question.tools) or None, "stream": stream or None}
         exchange = await session.post_chat(session.chat_request(question.messages, n=CHOICES, **settings))
         with skip_if_rejected(f"the server does not accept n {CHOICES}"):
             raise_for_failure(exchange)
@@ -67,7 +65,7 @@ async def probe_choices(session: CheckSession) -> str | ProbeWarning:
         ]
         if stream and not wrong:
             return PASSED
-        alone = await session.ask_question(question, stream=stream)
+        alone = await session.ask_question(question, stream=stream, temperature=NEAR_GREEDY)
         if wrong:
             return (model_failure if judge(question, alone) else server_failure)(wrong[0])
         made, one = answers[0].token_count("completion"), require_token_count(alone, "completion")
