@@ -1,22 +1,25 @@
 """A fault that grows with length, turns, company or heat is found as a trend, and healthy servers raise no alarm."""
 
+import asyncio
 import itertools
 import random
+from types import SimpleNamespace
 
 import pytest
 
 from moebox.core.endpoint import endpoint_from_url
 from moebox.core.verdict import CheckVerdict
-from moebox.verify.checks.trends import ALARM_RATE, MAX_ROUNDS, trend_probability
+from moebox.verify.checks.trends import ALARM_RATE, MAX_ROUNDS, DoseSeries, trend_probability
 from moebox.verify.options import VerifyOptions
 from moebox.verify.runner import run_checks
+from moebox.verify.session import ProbeSkipped
 
 from .oracle.app import MODEL
 from .oracle.doses import DOSES
 
 
-def check_trends(oracle: str, server: str, seed: int = 1) -> CheckVerdict:
-    options = VerifyOptions(thinking="yes", seed=seed)
+def check_trends(oracle: str, server: str, **more: int) -> CheckVerdict:
+    options = VerifyOptions(thinking="yes", seed=1, **more)  # type: ignore[arg-type]
     return run_checks(endpoint_from_url(f"{oracle}/{server}", MODEL), options, only=["alive", "trends"]).rungs[-1]
 
 
@@ -36,6 +39,31 @@ def test_a_rate_that_is_the_same_at_every_dose_is_no_trend(oracle: str):
     assert check.verdict in ("warn", "fail")
     assert not any("accuracy falls" in probe.reason for probe in check.probes)
     assert check_trends(oracle, "correct").verdict == "pass"
+
+
+def test_one_dose_shows_no_trend_and_does_not_pass(oracle: str):
+    """One request at a time, a short context, no log-probabilities: skipped, with the reason."""
+    probes = {probe.name: probe for probe in check_trends(oracle, "odd-short-1k-no-logprobs", parallel=1).probes}
+
+    assert {name for name, probe in probes.items() if probe.verdict == "pass"} == {"turns"}
+    assert probes["length"].reason == "one dose shows no trend: 10 words"
+    assert probes["streams"].reason == "one dose shows no trend: 1 at once"
+    assert probes["temperature"].reason == "no code was found that the model is certain of, by its log-probabilities"
+
+
+def test_the_lowest_dose_is_the_models_only_if_no_failure_was_the_servers():
+    """A server that is wrong at once, in another way each time, is not called a weak model."""
+    for side, words in (("model", "model, not server: wrong"), ("server", "wrong")):
+        series = DoseSeries(SimpleNamespace(seconds_left=1), ["1 at once", "2 at once"])  # type: ignore[arg-type]
+
+        async def ask_dose(dose: int, series: DoseSeries = series, side: str = side) -> None:
+            series.of[dose] += 1
+            series.wrong[side][dose] += 1  # type: ignore[index]
+            series.examples.setdefault(dose, f"{series.doses[dose]}: no code")
+
+        with pytest.raises(ProbeSkipped) as caught:
+            asyncio.run(series.run(ask_dose, falling=True))
+        assert str(caught.value) == f"{words} at the lowest dose already (1 at once: no code)"
 
 
 def test_the_probability_is_exact():

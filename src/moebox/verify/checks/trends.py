@@ -48,7 +48,7 @@ class DoseSeries:
         self.session, self.doses = session, doses
         self.of = [0] * len(doses)
         self.wrong: dict[Attribution, list[int]] = {"server": [0] * len(doses), "model": [0] * len(doses)}
-        self.example = ""
+        self.examples: dict[int, str] = {}  # the first wrong answer of each dose
 
     async def ask(self, dose: int, *questions: Question, repeat: Any = None, **more: Any) -> ChatAnswer | None:
         """Ask at once and count. A wrong answer is the server's if it differs when asked again, alone with `repeat`."""
@@ -57,7 +57,7 @@ class DoseSeries:
         for question, (wrong, answer) in zip(questions, replies, strict=True):
             side: Attribution = "server"
             if wrong:
-                self.example = self.example or f"{self.doses[dose]}: {wrong}"
+                self.examples.setdefault(dose, f"{self.doses[dose]}: {wrong}")
                 again, other = await self._judge(question, {**more, **(repeat or {})})
                 side = "model" if again and answer and other and answer.content == other.content else "server"
                 self.wrong[side][dose] += 1
@@ -79,8 +79,10 @@ class DoseSeries:
     ) -> str | ProbeWarning:
         """Ask at every dose, and again while there are wrong answers and no clear trend. Raise ProbeFailed for one.
 
-        `falling`: begin with the highest dose.
+        Raise ProbeSkipped if fewer than two doses have answers. `falling`: begin with the highest dose.
         """
+        if len(self.doses) < 2:
+            raise ProbeSkipped(f"one dose shows no trend: {self.doses[0]}")
         limit, chance, wrong = ALARM_RATE / rounds, 1.0, self.wrong["model"]
         for number in range(rounds):
             self.session.trial_progress = (number + 1, rounds)
@@ -88,17 +90,21 @@ class DoseSeries:
                 await ask_dose(dose)
             wrong = [server + model for server, model in zip(self.wrong["server"], self.wrong["model"], strict=True)]
             chance = trend_probability(list(zip(wrong, self.of, strict=True)))
-            if chance <= limit or not self.example or self.session.seconds_left <= 0:
+            if chance <= limit or not self.examples or self.session.seconds_left <= 0:
                 break
         if 2 * wrong[0] > self.of[0]:
-            raise ProbeSkipped(f"model, not server: wrong at the lowest dose already ({self.example})")
-        parts = zip(self.doses, wrong, self.of, strict=True)
+            whose = "" if self.wrong["server"][0] else "model, not server: "
+            raise ProbeSkipped(f"{whose}wrong at the lowest dose already ({self.examples[0]})")
+        parts = [part for part in zip(self.doses, wrong, self.of, strict=True) if part[2]]
         text = "right " + ", ".join(f"{of - bad} of {of} at {name}" for name, bad, of in parts)
+        if len(parts) < 2:
+            raise ProbeSkipped(f"one dose shows no trend: {text}")
+        example = next(iter(self.examples.values()), "")
         if trend_probability(list(zip(self.wrong["server"], self.of, strict=True))) <= limit:
-            raise ProbeFailed(f"accuracy falls: {text} (p = {chance:.1g}); {self.example}")
+            raise ProbeFailed(f"accuracy falls: {text} (p = {chance:.1g}); {example}")
         if chance <= limit:
             cause = "the model's own limit, or damage that is the same each time"
-            return ProbeWarning(f"accuracy falls: {text} (p = {chance:.1g}): {cause}; {self.example}")
+            return ProbeWarning(f"accuracy falls: {text} (p = {chance:.1g}): {cause}; {example}")
         return text
 
 
@@ -144,7 +150,9 @@ async def probe_temperature(session: CheckSession) -> str | ProbeWarning:
     certain: list[Question] = []
 
     async def ask_dose(dose: int) -> None:
-        if dose and certain:
+        if dose and not certain:
+            raise ProbeSkipped("no code was found that the model is certain of, by its log-probabilities")
+        if dose:
             heat = {"temperature": TEMPERATURES[dose], "seed": 7 + series.of[dose]}
             await series.ask(dose, certain[-1], repeat={"temperature": 0}, **heat)
         for _ in range(0 if dose else CERTAIN_DRAWS):
