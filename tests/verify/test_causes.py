@@ -1,5 +1,7 @@
 """A failed check names the part of the server that is likely at fault, and the smallest request that shows it."""
 
+import asyncio
+import contextlib
 import json
 import shlex
 import subprocess
@@ -9,8 +11,12 @@ import pytest
 from moebox.core.endpoint import endpoint_from_url
 from moebox.core.verdict import CheckVerdict
 from moebox.store import Run
+from moebox.verify import causes
+from moebox.verify.causes import explain_failure
+from moebox.verify.client import ExchangeClient
 from moebox.verify.options import VerifyOptions
 from moebox.verify.runner import run_checks
+from moebox.verify.session import ProbeFailed, ServerSession
 from tests.sampling import one_in
 
 from .oracle.app import KEY, MODEL
@@ -69,7 +75,7 @@ def test_the_smallest_request_reproduces_the_failure(oracle: str):
 
     assert found
     assert (found.failed, found.times) == (3, 3)
-    assert set(found.request) == {"model", "messages", "stream"}
+    assert set(found.request) == {"model", "messages", "stream", "max_tokens", "chat_template_kwargs"}
     assert json.loads((run.path / found.file).read_text()) == found.request
     assert "$API_KEY" in found.curl
     assert KEY not in found.curl + (run.path / found.file).read_text()
@@ -92,3 +98,36 @@ def test_a_question_is_kept_whole(oracle: str):
 
     assert found
     assert len(found.request["messages"]) > 1
+
+
+@pytest.mark.parametrize("sent_before", [0, 1])
+def test_a_server_that_hangs_ends_the_search(oracle: str, sent_before: int):
+    """One request without an end is enough: it counts as the others do, and the request is shown as it was."""
+
+    async def explain() -> tuple[CheckVerdict, ServerSession]:
+        endpoint = endpoint_from_url(f"{oracle}/never-answers-again", MODEL)
+        async with ExchangeClient(endpoint, deadline_s=0.5) as client:
+            session = ServerSession(client, VerifyOptions())
+            request = session.chat_request([{"role": "user", "content": f"Hello {sent_before}"}], stream=True, seed=1)
+            for _ in range(1 + sent_before):
+                exchange = await session.post_chat(request)
+            with contextlib.suppress(ProbeFailed):
+                session.read_answer(exchange, stream=True)
+            return await explain_failure(session, CheckVerdict(name="streaming", verdict="fail")), session
+
+    check, session = asyncio.run(explain())
+
+    assert check.reproduction
+    assert check.reproduction.times == 0
+    assert check.reproduction.request == session.exchanges[-1].request
+    assert (session.client.hang_count, session.client.deadline_s) == (1, 0.5)
+
+
+def test_the_search_for_a_smaller_request_ends_in_time(oracle: str, monkeypatch: pytest.MonkeyPatch):
+    """If its time is spent, the request is shown as it was sent."""
+    monkeypatch.setattr(causes, "EXPLAIN_S", 0.0)
+    found = failed_check(oracle, "drops-last-chunk").reproduction
+
+    assert found
+    assert found.times == 0
+    assert {"stream_options", "temperature"} <= set(found.request)

@@ -43,7 +43,7 @@ def test_a_rate_that_is_the_same_at_every_dose_is_no_trend(oracle: str):
 
 def test_one_dose_shows_no_trend_and_does_not_pass(oracle: str):
     """One request at a time, a short context, no log-probabilities: skipped, with the reason."""
-    probes = {probe.name: probe for probe in check_trends(oracle, "odd-short-1k-no-logprobs", parallel=1).probes}
+    probes = {probe.name: probe for probe in check_trends(oracle, "takes-1k-no-logprobs", parallel=1).probes}
 
     assert {name for name, probe in probes.items() if probe.verdict == "pass"} == {"turns"}
     assert probes["length"].reason == "one dose shows no trend: 10 words"

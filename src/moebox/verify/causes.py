@@ -1,5 +1,7 @@
 """For a failed check: the part of the server that is likely at fault, and the smallest request that shows it."""
 
+import asyncio
+import contextlib
 import json
 import re
 import shlex
@@ -11,6 +13,7 @@ from typing import Any
 from moebox.core import catalogue
 from moebox.core.verdict import CheckVerdict, FaultCause, HttpExchange, Reproduction
 from moebox.redact import hide_known_keys
+from moebox.verify.client import HANGS, MachineLimit
 from moebox.verify.completions import ChatAnswer, implausible_usage, parse_chat_stream, parse_completion
 from moebox.verify.session import VIOLATION_FAILURES, ProbeFailed, ProbeSkipped, ServerSession, transport_problem
 from moebox.verify.statistics import STREAMED, Suspect
@@ -19,11 +22,12 @@ from moebox.verify.violations import object_of
 MIN_SHARE = 0.1  # of a cause that is shown
 REPEATS = 3  # of the smallest request, to see how often it fails
 MAX_REDUCTIONS = 16  # requests that look for a smaller one
+EXPLAIN_S = 30.0  # for all of them: the time is taken from the other checks
 ANY_REPLY = ("transport", "template-leak", *VIOLATION_FAILURES.values())  # kinds that are read from any chat reply
-# What a request may do without, and its answer is right or wrong as before.
+# What a request may do without, and its answer is right or wrong as before. Without max_tokens, or with thinking, it
+# could take minutes.
 NEUTRAL_FIELDS = (
-    *("stream_options", "seed", "logprobs", "top_logprobs", "stop", "chat_template_kwargs", "temperature"),
-    *("parallel_tool_calls", "max_tokens", "max_completion_tokens", "stream"),
+    *("stream_options", "seed", "logprobs", "top_logprobs", "stop", "temperature", "parallel_tool_calls", "stream"),
 )
 ANSWER_FIELDS = ("tool_choice", "tools", "response_format")  # without these another answer is right
 
@@ -112,18 +116,24 @@ async def _reproduce(session: ServerSession, suspect: Suspect) -> Reproduction:
 
     wanted = judge_reply(exchange)
 
-    async def still_fails(body: object) -> bool:
-        return _same_failure(judge_reply(await session.client.post(exchange.url, body)), wanted)
+    async def still_fails(body: dict[str, Any]) -> bool:
+        reply = await session.post_within_limits(body)
+        if reply.error.startswith(HANGS):
+            raise TimeoutError
+        return _same_failure(judge_reply(reply), wanted)
 
-    if wanted and isinstance(request, dict) and exchange.url == session.chat_url:
-        for smaller in _smaller_requests(request, keep_question=bool(suspect.judge)):
-            candidate = smaller(request)
-            if candidate is None or tried == MAX_REDUCTIONS or session.seconds_left <= 0:
-                continue
-            tried += 1
-            if await still_fails(candidate):
-                request = candidate
-        fails = [await still_fails(request) for _ in range(REPEATS if session.seconds_left > 0 else 0)]
+    can_send = wanted and isinstance(request, dict) and exchange.url == session.chat_url
+    with contextlib.suppress(TimeoutError, MachineLimit):
+        async with asyncio.timeout(min(EXPLAIN_S, session.seconds_left)) as session.probe_timeout:
+            if can_send and not exchange.error.startswith(HANGS):
+                for smaller in _smaller_requests(request, keep_question=bool(suspect.judge)):
+                    candidate = smaller(request) if tried < MAX_REDUCTIONS else None
+                    tried += candidate is not None
+                    if candidate is not None and await still_fails(candidate):
+                        request = candidate
+                for _ in range(REPEATS):
+                    fails.append(await still_fails(request))
+    session.probe_timeout = None
     return Reproduction(
         method=exchange.method,
         url=exchange.url,

@@ -28,6 +28,7 @@ MAX_RETRY_AFTER_S = 20.0  # honoured of one Retry-After
 DISCONNECTED = "the client disconnected"  # the error of an exchange that this side ended
 THIS_MACHINE = "this machine"  # how the reason of a probe begins that was skipped for no fault of the server
 UNREACHABLE = ("cannot connect", "TLS", "not a valid URL")  # how errors begin that every later request would get too
+HANGS = "no end within"  # how the error of a request begins that took too long
 MAX_RETRIES = 4  # after a 429 or 503, or after this machine slept during the request
 
 SLACK_EVENTS = 64  # events beyond max_tokens of a correct stream: role, finish, usage, keep-alives
@@ -59,6 +60,7 @@ class ExchangeClient:
         self.endpoint = endpoint
         self._awake = awake or AwakeClock()
         self.deadline_s = deadline_s
+        self.hang_count = 0  # requests without an end
         self.received = 0  # bytes of all replies, for the watch on a server that stands still
         self.ends_at: float | None = None  # on the monotonic clock: when every exchange must be over
         timeout = httpx2.Timeout(None, connect=CONNECT_S)  # the deadline bounds the rest
@@ -127,7 +129,8 @@ class ExchangeClient:
             pause = min(max(pause, 0.05), MAX_RETRY_AFTER_S)
             await asyncio.sleep(max(0.0, min(pause, self._seconds_left())))
         if exchange.error.startswith("no end"):
-            self.deadline_s = max(10.0, self.deadline_s / 2)  # a server that hangs once gets less time from then on
+            self.hang_count += 1  # a server that hangs once gets less time from then on
+            self.deadline_s = min(self.deadline_s, max(10.0, self.deadline_s / 2))
         return exchange
 
     def _seconds_left(self) -> float:
@@ -162,7 +165,7 @@ class ExchangeClient:
                     if error:
                         break
         except TimeoutError:
-            error = f"no end within {deadline_s:.3g} s"
+            error = f"{HANGS} {deadline_s:.3g} s"
         except (httpx2.HTTPError, OSError, MemoryError) as problem:
             seen: BaseException | None = problem
             while seen is not None:

@@ -247,7 +247,8 @@ def _budget_problem(session: CheckSession) -> str:
         return session.stalled.message
     if session.seconds_left <= 0:
         return f"{OUT_OF_TIME}: the checks may take {session.options.time_s:g} s (--set time_s=…)"
-    return f"{session.hang_count} requests had no end" if session.hang_count >= MAX_HANGS else ""
+    hangs = session.client.hang_count
+    return f"{hangs} requests had no end" if hangs >= MAX_HANGS else ""
 
 
 def _own_failures(session: CheckSession, failures: Sequence[Failure]) -> list[Failure]:

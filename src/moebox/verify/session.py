@@ -118,7 +118,6 @@ class ServerSession:
         self.reply_times_judged = 0  # of these, already looked at for lateness
         self.reported_marks: dict[str, Mark] = {}  # failure kinds that an earlier check already reported
         self.stall_detector = StallDetector()
-        self.hang_count = 0
         self.stalled: ServerStalled | None = None
         self.probe_timeout: asyncio.Timeout | None = None  # of the present probe
         self.slow_replies_allowed = False
@@ -211,24 +210,24 @@ class ServerSession:
         settings |= {"tools": list(question.tools) or None, "response_format": question.response_format}
         return await self.chat(question.messages, stream=stream or None, **{**settings, **more})
 
-    async def post_chat(self, request: Mapping[str, Any]) -> HttpExchange:
-        """POST a chat request; count a lost reply as a transport failure."""
-        stream = bool(request.get("stream"))
+    async def post_within_limits(self, request: Mapping[str, Any]) -> HttpExchange:
+        """POST a chat request; end a stream that goes on after its token limit, and a reply that takes far too long."""
         limit = request.get("max_tokens") or request.get("max_completion_tokens")
-        watch = limit_events(limit) if stream and isinstance(limit, int) else None
+        watch = limit_events(limit) if request.get("stream") and isinstance(limit, int) else None
         deadline_s = self.client.deadline_s
         if not self.slow_replies_allowed and len(self.reply_times) >= MIN_REPLY_TIMES:
             # Once the usual speed is known, do not wait minutes for what takes a second
             slowest = max(reply.seconds for reply in self.reply_times)
             deadline_s = min(deadline_s, max(MIN_PATIENCE_S, SLOWER_FACTOR * slowest))
-        exchange = self.keep_evidence(
-            await self.client.post(self.chat_url, request, watch=watch, deadline_s=deadline_s)
-        )
+        return await self.client.post(self.chat_url, request, watch=watch, deadline_s=deadline_s)
+
+    async def post_chat(self, request: Mapping[str, Any]) -> HttpExchange:
+        """POST a chat request; count a lost reply as a transport failure."""
+        exchange, stream = self.keep_evidence(await self.post_within_limits(request)), bool(request.get("stream"))
         self.failures.add("transport", transport_problem(exchange), stream=stream)
         self.streams += [exchange] if stream and self.stall_detector.worst_s < STALLED_S else []
-        if exchange.error.startswith("no end"):
-            self.hang_count += 1
-        elif exchange.status == 200 and not self.slow_replies_allowed and not self.stall_detector.was_stalled():
+        usable = exchange.status == 200 and not exchange.error.startswith("no end")
+        if usable and not self.slow_replies_allowed and not self.stall_detector.was_stalled():
             self.reply_times.append(ReplyTime(exchange.seconds, len(exchange.response), stream))
         return exchange
 

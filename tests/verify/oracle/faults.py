@@ -61,6 +61,19 @@ async def hold(made: Made) -> Made:
     return made
 
 
+class Hold:
+    """Answers a conversation once, and never again."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    async def __call__(self, made: Made) -> Made:
+        if made.request["messages"] in self.seen:
+            await asyncio.sleep(3600)
+        self.seen.append(made.request["messages"])
+        return made
+
+
 FAULTS: dict[str, Fault] = {
     "correct": Fault(),
     "no-anthropic": Fault(no_anthropic=True),
@@ -72,6 +85,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "stops-answering-midway": Fault(gate=bend.counted(lambda n: bend.error(500, "out of memory") if n > 12 else None)),
     "never-answers": Fault(among=hold),
+    "never-answers-again": Fault(among=Hold(), stream=bend.pieces(bend.drop_usage)),
     "ignores-secrets": Fault(check="concurrency", reply=lambda reply, body: ModelReply(content="Z9")),
     "never-thinks": Fault(reply=lambda reply, body: dataclasses.replace(reply, reasoning="")),
     "exclaims": Fault(check="plain", reply=bend.says(lambda text: "!" * 200)),
@@ -128,6 +142,7 @@ FAULTS: dict[str, Fault] = {
     "too-long-cut": Fault(check="limits", request=bend.too_long_cut),
     "blocks-stay-open": Fault(check="anthropic", message_events=bend.no_block_stop),
     "wrong-stop-reason": Fault(check="anthropic", message=bend.ends_wrongly),
+    "takes-1k-no-logprobs": Fault(limit=1024, context=1024, request=lambda body: {**body, "logprobs": False}),
     "takes-20k": Fault(limit=20_000, context=20_000),
     "announces-20k-takes-18k": Fault(check="long-context", limit=20_000, context=18_000),
 }

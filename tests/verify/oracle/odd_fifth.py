@@ -143,7 +143,6 @@ ODD_FIFTH: dict[str, Fault] = {
     "odd-short-768-strict": strict(768),
     "odd-short-1k": Fault(limit=1024, context=1024),
     "odd-short-1k-strict": strict(1024),
-    "odd-short-1k-no-logprobs": Fault(limit=1024, context=1024, request=lambda body: {**body, "logprobs": False}),
     "odd-short-2k": Fault(limit=2048, context=2048),
     "odd-short-2k-strict": strict(2048),
     "odd-short-4k-strict": strict(4096),
