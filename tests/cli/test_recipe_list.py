@@ -26,6 +26,8 @@ def test_recipes_of_all_sources_are_listed_with_their_last_result(
     run = a_run(tmp_path / "runs")
     recipe = text.replace('"kimi-k26-ik"', '"of-a-run"')
     run.write_file("recipe.toml", recipe)
+    rehearsal = a_run(tmp_path / "runs", name="phantom")
+    rehearsal.write_file("recipe.toml", text.replace('"kimi-k26-ik"', '"phantom"'))
 
     assert main(["recipes", "--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["recipes"]}
@@ -34,6 +36,8 @@ def test_recipes_of_all_sources_are_listed_with_their_last_result(
     assert rows.keys() == sources.keys() | shipped_recipes().keys()
     assert (rows["of-a-run"]["run"], rows["of-a-run"]["box"]) == (run.id, "2x-rtx-pro-6000-max-q")
     assert "passed" in rows["of-a-run"]["result"]
+    assert "tok/s" in rows["of-a-run"]["result"]
+    assert rows["phantom"]["result"] == rows["of-a-run"]["result"]
     assert "torn.toml: not valid TOML" in rows["torn"]["about"]
     assert rows["mine"]["result"] == ""
 

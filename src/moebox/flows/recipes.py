@@ -207,11 +207,7 @@ def list_recipes(runs: Path | None = None) -> list[RecipeRow]:
     rows = [_recipe_row(name, source, path, last) for source in sources for name, path in sources[source].items()]
     engine = next(traits.name for traits in registry.all_traits() if traits.embedded)
     phantom = RecipeRow(name=PHANTOM, source="shipped", path="", model=PHANTOM, engine=engine, box="any machine")
-    if found := last.get(PHANTOM):
-        phantom = dataclasses.replace(
-            phantom, result=found.checks_text.strip("–") or found.state_text(live=False), run=found.id
-        )
-    return rows if PHANTOM in saved else [*rows, phantom]
+    return rows if PHANTOM in saved else [*rows, _with_result(phantom, last.get(PHANTOM))]
 
 
 def _recipe_row(name: str, source: RecipeSource, path: Path, last: "Mapping[str, RunSummary]") -> RecipeRow:
@@ -225,7 +221,12 @@ def _recipe_row(name: str, source: RecipeSource, path: Path, last: "Mapping[str,
     engine, box = registry.engine_display_name(recipe.engine), recipe.planned_for.box
     about = ", ".join(filter(None, (recipe.model, recipe.checkpoint, engine, place, context, box)))
     row = dataclasses.replace(row, model=recipe.model, engine=recipe.engine, box=box, about=about)
-    if (found := last.get(recipe.name)) is None:
+    return _with_result(row, last.get(recipe.name))
+
+
+def _with_result(row: RecipeRow, found: "RunSummary | None") -> RecipeRow:
+    """Add how the last run of a recipe ended: simulated or not, state, checks and speed."""
+    if found is None:
         return row
     state, checks = found.state_text(live=False), found.checks_text.strip("–")
     speed = f"{found.output_tok_s:,.0f} tok/s" if found.output_tok_s else ""
