@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
 import re
 import shlex
@@ -104,7 +105,7 @@ def reply_problem(kind: str, exchange: HttpExchange) -> str:
 
 async def _reproduce(session: ServerSession, suspect: Suspect) -> Reproduction:
     """Reduce the request as long as the failure stays, and count how often the smallest one fails."""
-    exchange, tried, fails = suspect.exchange, 0, list[bool]()
+    exchange, fails = suspect.exchange, list[bool]()
     request: Any = exchange.request
     judge = suspect.judge or (partial(reply_problem, suspect.kind) if suspect.kind in ANY_REPLY else None)
 
@@ -116,7 +117,7 @@ async def _reproduce(session: ServerSession, suspect: Suspect) -> Reproduction:
 
     wanted = judge_reply(exchange)
 
-    async def still_fails(body: dict[str, Any]) -> bool:
+    async def still_fails(body: Any) -> bool:
         reply = await session.post_within_limits(body)
         if reply.error.startswith(HANGS):
             raise TimeoutError
@@ -126,11 +127,10 @@ async def _reproduce(session: ServerSession, suspect: Suspect) -> Reproduction:
     with contextlib.suppress(TimeoutError, MachineLimit):
         async with asyncio.timeout(min(EXPLAIN_S, session.seconds_left)) as session.probe_timeout:
             if can_send and not exchange.error.startswith(HANGS):
-                for smaller in _smaller_requests(request, keep_question=bool(suspect.judge)):
-                    candidate = smaller(request) if tried < MAX_REDUCTIONS else None
-                    tried += candidate is not None
-                    if candidate is not None and await still_fails(candidate):
-                        request = candidate
+                ways = _smaller_requests(request, keep_question=bool(suspect.judge))
+                for smaller in itertools.islice(ways, MAX_REDUCTIONS):
+                    if await still_fails(smaller(request)):
+                        request = smaller(request)
                 for _ in range(REPEATS):
                     fails.append(await still_fails(request))
     session.probe_timeout = None
@@ -147,12 +147,13 @@ async def _reproduce(session: ServerSession, suspect: Suspect) -> Reproduction:
 
 def _smaller_requests(
     request: dict[str, Any], *, keep_question: bool
-) -> Iterator[Callable[[dict[str, Any]], dict[str, Any] | None]]:
-    """Ways to make a request smaller, each applied to the smallest one so far; None if it does not apply."""
-    for key in NEUTRAL_FIELDS if keep_question else (*NEUTRAL_FIELDS, *ANSWER_FIELDS):
-        yield lambda body, key=key: {name: body[name] for name in body if name != key} if key in body else None  # type: ignore[misc]
+) -> Iterator[Callable[[dict[str, Any]], dict[str, Any]]]:
+    """Ways to make a request smaller, each applied to the smallest one so far."""
+    fields = NEUTRAL_FIELDS if keep_question else (*NEUTRAL_FIELDS, *ANSWER_FIELDS)
+    for key in filter(request.__contains__, fields):
+        yield lambda body, key=key: {name: body[name] for name in body if name != key}  # type: ignore[misc]
     for _ in range(0 if keep_question else len(request.get("messages") or ()) - 1):
-        yield lambda body: {**body, "messages": body["messages"][1:]} if len(body["messages"]) > 1 else None
+        yield lambda body: {**body, "messages": body["messages"][1:]}
 
 
 def _same_failure(reason: str, other: str) -> bool:
