@@ -81,8 +81,6 @@ class DoseSeries:
 
         Raise ProbeSkipped if fewer than two doses have answers. `falling`: begin with the highest dose.
         """
-        if len(self.doses) < 2:
-            raise ProbeSkipped(f"one dose shows no trend: {self.doses[0]}")
         limit, chance, wrong = ALARM_RATE / rounds, 1.0, self.wrong["model"]
         for number in range(rounds):
             self.session.trial_progress = (number + 1, rounds)
