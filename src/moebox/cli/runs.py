@@ -30,11 +30,7 @@ LONGEST_ID = 44  # columns: names up to this are not broken, so that they can be
 LISTED = ("model", "engine", "box", "verdict", "output_tok_s", "ttft_ms", "failed", "simulation", "jobs", "solved")
 
 
-def runs(
-    *,
-    everything: Annotated[Switch, Parameter(name="--all")] = False,
-    json: AsJson = False,
-) -> int:
+def runs(*, everything: Annotated[Switch, Parameter(name="--all")] = False, json: AsJson = False) -> int:
     """List the runs, newest first.
 
     Args:

@@ -15,13 +15,7 @@ from moebox.core.endpoint import Endpoint
 from moebox.core.recipe import Recipe
 from moebox.core.verdict import Gain
 from moebox.errors import ExternalError
-from moebox.flows.answers import (
-    QUESTIONS,
-    AnswerComparison,
-    ServerAnswer,
-    collect_answers,
-    compare_answers,
-)
+from moebox.flows.answers import QUESTIONS, AnswerComparison, ServerAnswer, collect_answers, compare_answers
 from moebox.flows.gain import CONFIDENCE, paired_gain
 from moebox.flows.pace import (
     ROUNDS,

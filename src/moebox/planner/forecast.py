@@ -65,10 +65,7 @@ def stream_rows(speed: Speed, contexts: Iterable[int], prompt: int) -> list[Fore
 
 
 def serving_rows(
-    speed: Speed,
-    rules: SchedulerRules,
-    workloads: Iterable[SimulatedWorkload],
-    tiers: Sequence[CacheTier] = (),
+    speed: Speed, rules: SchedulerRules, workloads: Iterable[SimulatedWorkload], tiers: Sequence[CacheTier] = ()
 ) -> list[ForecastRow]:
     """Rows of simulated workloads, with the field names of vLLM's serving benchmark."""
     return [serving_row(simulate(speed, rules, workload, tiers), speed) for workload in workloads]

@@ -190,14 +190,7 @@ def member_loss_lines(loss: "MemberLoss | None") -> list[str]:
     return lines
 
 
-def bench(
-    name: str = "",
-    /,
-    *,
-    members: str = "",
-    settings: Settings = None,
-    json: AsJson = False,
-) -> int:
+def bench(name: str = "", /, *, members: str = "", settings: Settings = None, json: AsJson = False) -> int:
     """Measure how throughput grows with members, and the overhead of the router.
 
     Args:

@@ -9,13 +9,7 @@ from moebox.core.plan import PlanWarning
 from moebox.core.recipe import Flag, Recipe
 from moebox.engines.engine import Engine
 from moebox.engines.events import engine_patterns
-from moebox.engines.refusals import (
-    layer_override,
-    plan_warning,
-    require_fp8_cache,
-    sm_majors,
-    weight_format_refusals,
-)
+from moebox.engines.refusals import layer_override, plan_warning, require_fp8_cache, sm_majors, weight_format_refusals
 from moebox.engines.vllm import argv, memory
 from moebox.engines.vllm.traits import TRAITS
 from moebox.units import format_gib
