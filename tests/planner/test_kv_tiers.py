@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -142,6 +143,42 @@ def test_known_corruption_is_refused_with_its_source(engine: str, version: str, 
         deployment = deployment.with_recipe(replace(deployment.recipe, engine_version=version))
         fatal = [warning.source for warning in engines.find_refusals(deployment) if warning.severity == "fatal"]
         assert any(row in source for source in fatal) is expected
+
+
+@pytest.mark.parametrize(("engine", "box"), [("sglang", BOX), ("ktransformers", "1x-h200")])
+def test_hicache_gets_more_ram_than_a_gpu_has_cache(engine: str, box: str):
+    """One GiB less than the remedy is refused; with the remedy the flag, in whole GB of a rank, is above the cache."""
+    base = planned(engine)
+    if engine == "ktransformers":
+        recipe = Recipe(
+            name="r", engine=engine, model="glm-4.7", checkpoint="fp8", served_name="m", context=65536, max_seqs=4
+        )
+        base = deploy(recipe, replace(parse_box(box), ram=2**40))
+    gpus = [device for device in engines.memory_budget(base).devices if device.device != "ram"]
+    held, ranks = max(device.kv for device in gpus), base.recipe.parallel.gpu_count
+
+    def refusal(size: float) -> str:
+        given = base.with_recipe(replace(base.recipe, kv_tiers=KvTiers(ram_gib=size)))
+        found = [warning for warning in engines.find_refusals(given) if "HiCache" in warning.text]
+        return found[0].remedy if found else ""
+
+    least = int(refusal(0.5).removeprefix("kv_tiers.ram_gib = ").removesuffix(" or more"))
+    assert refusal(least - 1)
+    assert not refusal(least)
+    words, _ = command(base.with_recipe(replace(base.recipe, kv_tiers=KvTiers(ram_gib=least))))
+    assert held < words.hicache_size * 1e9 <= held + 2e9 + 2**30 / ranks
+
+
+def test_a_plan_proposes_no_tier_that_is_refused(capsys: pytest.CaptureFixture[str]):
+    """SGLang needs more RAM than this box has; with more RAM it is proposed, and the forecast accepts that."""
+    arguments = ["kimi-k2.6", "--box", "8x-h200", "--engine", "sglang", "--ram"]
+    assert main(["plan", *arguments, "384GiB", "--all"]) == 0
+    assert "kv_tiers" not in capsys.readouterr().out
+    assert main(["plan", *arguments, "2TiB", "--all"]) == 0
+    found = re.search(r"(kv_tiers.ram_gib=\d+)", capsys.readouterr().out)
+    assert found
+    assert main(["forecast", *arguments, "2TiB", "--set", found[1]]) == 0
+    assert "HiCache" not in capsys.readouterr().out
 
 
 def test_a_sound_version_with_tiers_is_not_refused():

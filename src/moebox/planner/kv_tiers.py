@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from moebox.core.deployment import Deployment
 from moebox.core.plan import Memory
 from moebox.core.recipe import KvTiers
+from moebox.engines import find_refusals
 from moebox.planner.schedule import Scheduler
 from moebox.planner.speed import Speed
 from moebox.planner.speed.host import SLOWEST_RAM
@@ -104,9 +105,14 @@ def possible_tiers(deployment: Deployment, memory: Memory, wanted_tokens: float 
         return KvTiers()
     wanted = wanted_tokens * tier_token_bytes(deployment.model, deployment.recipe)
     free = next((device.free for device in memory.devices if device.device == "ram"), box.ram_free or box.ram)
-    ram = max(0.0, min(free * ROOM_SHARE, wanted)) // GIB
-    disk = box.host.disk_free * ROOM_SHARE if box.host and ram and engine.kv_tiers == "blocks" else 0.0
-    return KvTiers(ram_gib=ram, disk_gib=min(disk, wanted) // GIB if wanted > ram * GIB else 0.0)
+    for limit in (wanted, math.inf):  # if an engine refuses as little as is wanted, as much as there is
+        ram = max(0.0, min(free * ROOM_SHARE, limit)) // GIB
+        disk = box.host.disk_free * ROOM_SHARE if box.host and ram and engine.kv_tiers == "blocks" else 0.0
+        tiers = KvTiers(ram_gib=ram, disk_gib=min(disk, wanted) // GIB if wanted > ram * GIB else 0.0)
+        refusals = find_refusals(deployment.with_recipe(replace(deployment.recipe, kv_tiers=tiers)))
+        if not any("kv_tiers" in warning.remedy for warning in refusals if warning.severity == "fatal"):
+            return tiers
+    return KvTiers()
 
 
 def tier_steps(deployment: Deployment, memory: Memory, wanted_tokens: float) -> list[KvTiers]:

@@ -60,7 +60,7 @@ class KTransformersEngine(Engine):
         elif box and NO_AVX512.search(box.cpu.model):
             text = f"{box.cpu.model} has no AVX-512, which kt-kernel's native formats need"
             found.append(plan_warning("fatal", text, "llama.cpp or ik_llama.cpp run on it", SOURCE))
-        found += sglang.bf16_cache_refusals(deployment)
+        found += sglang.bf16_cache_refusals(deployment) + sglang.small_tier_refusals(deployment, memory.memory_budget)
         if recipe.speculate:
             text = "drafts beside experts on the CPU are not proven"
             found.append(plan_warning("fatal", text, "leave speculate out"))

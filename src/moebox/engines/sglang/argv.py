@@ -45,6 +45,7 @@ ALGORITHMS = {"mtp": OWN_LAYERS}
 SPEC_V2_ENV = {"SGLANG_ENABLE_SPEC_V2": "True"}  # rtx6kpro wiki, sglang; newer versions have it on
 # Metrics for monitoring, and in every reply how much of its prompt was cached, which a benchmark must know.
 ALWAYS_ON = ("--enable-metrics", "--enable-cache-report")
+GB = 10**9
 MODULE = "sglang.launch_server"
 # SGLang takes its key from argv only (server_args.py); this adds it inside the process, where `ps` does not show it.
 ENTER_WITH_KEY = (
@@ -89,13 +90,17 @@ def base_arguments(deployment: Deployment, *, node: LaunchNode | None, host: str
     return out
 
 
+def rank_gb(recipe: Recipe) -> int:
+    """Return the RAM of HiCache for each rank, in the whole GB of --hicache-size (memory_pool_host.py)."""
+    return int(recipe.tiers.ram_gib * GIB) // (recipe.parallel.gpu_count * GB)
+
+
 def tier_arguments(recipe: Recipe) -> list[Argument]:
-    """Return HiCache's flags; its size is in GB of each rank (memory_pool_host.py)."""
+    """Return HiCache's flags."""
     tiers = recipe.tiers
     if not tiers.ram_gib:
         return []
-    size = max(int(tiers.ram_gib * GIB / 1e9 / recipe.parallel.gpu_count), 1)
-    out: list[Argument] = [("--enable-hierarchical-cache",), ("--hicache-size", str(size))]
+    out: list[Argument] = [("--enable-hierarchical-cache",), ("--hicache-size", str(max(rank_gb(recipe), 1)))]
     # Written at once and waited for: with the defaults a reboot found 3 % (support row sglang-hicache-file-hit-rate).
     out.append(("--hicache-write-policy", "write_through"))
     if tiers.disk_gib:

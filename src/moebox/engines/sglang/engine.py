@@ -1,8 +1,11 @@
 """SGLang: its log, what it refuses, and the object that moebox uses."""
 
+import math
+from collections.abc import Callable
+
 from moebox.core.box import Gpu
 from moebox.core.deployment import Deployment
-from moebox.core.plan import PlanWarning
+from moebox.core.plan import Memory, PlanWarning
 from moebox.core.recipe import Flag, Recipe
 from moebox.engines.engine import Engine
 from moebox.engines.events import engine_patterns
@@ -24,6 +27,20 @@ def bf16_cache_refusals(deployment: Deployment) -> list[PlanWarning]:
     model = deployment.known_model
     refused = model is not None and model.has_compressed_cache and deployment.recipe.kv == "bf16"
     return [require_fp8_cache(COMPRESSED)] if refused else []
+
+
+def small_tier_refusals(deployment: Deployment, budget: Callable[[Deployment], Memory]) -> list[PlanWarning]:
+    """Refuse less RAM than HiCache starts with: more whole GB for each rank than its GPU has cache."""
+    recipe = deployment.recipe
+    if not (recipe.tiers.ram_gib and deployment.is_known and deployment.box):
+        return []
+    held = max((device.kv for device in budget(deployment).devices if device.device != "ram"), default=0)
+    if argv.rank_gb(recipe) > held // argv.GB:
+        return []
+    least = math.ceil((held // argv.GB + 1) * argv.GB * recipe.parallel.gpu_count / 2**30)
+    text = f"HiCache does not start with less RAM than a GPU has cache: {format_gib(held)} for each rank"
+    remedy = f"kv_tiers.ram_gib = {least} or more"
+    return [plan_warning("fatal", text, remedy, "sglang memory_pool_host.py, 0.5.23")]
 
 
 class SglangEngine(Engine):
@@ -59,12 +76,7 @@ class SglangEngine(Engine):
         recipe = deployment.recipe
         found = [*super().find_refusals(deployment), *weight_format_refusals(deployment)]
         found += bf16_cache_refusals(deployment)
-        if recipe.tiers.ram_gib and deployment.is_known and deployment.box:
-            held = max((device.kv for device in memory.memory_budget(deployment).devices), default=0)
-            if recipe.tiers.ram_gib * 2**30 / recipe.parallel.gpu_count <= held:
-                text = f"HiCache does not start with less RAM than a GPU has cache: {format_gib(held)} for each rank"
-                remedy = f"kv_tiers.ram_gib = {held * recipe.parallel.gpu_count // 2**30 + 1} or more"
-                found.append(plan_warning("fatal", text, remedy, "sglang memory_pool_host.py, 0.5.23"))
+        found += small_tier_refusals(deployment, memory.memory_budget)
         if recipe.speculate and recipe.parallel.dcp > 1:
             text = "speculative decoding under DCP is not proven in SGLang"
             found.append(plan_warning("warning", text, "parallel.dcp = 1"))
