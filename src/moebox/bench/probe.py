@@ -260,9 +260,8 @@ def _local_token_counter(name: str) -> TokenCounter:
     if not path.is_file():
         raise BadInput(f"{path}: tokenizer file not found")
     if importlib.util.find_spec("tokenizers") is None:
-        raise BadInput(
-            f"{path} needs the tokenizers package", hint="pip install tokenizers, or leave endpoint.tokenizer out"
-        )
+        text = f"{path} needs the tokenizers package"
+        raise BadInput(text, hint="pip install tokenizers, or leave endpoint.tokenizer out")
     from tokenizers import Tokenizer  # type: ignore[import-not-found,unused-ignore]
 
     tokenizer = Tokenizer.from_file(str(path))

@@ -163,13 +163,11 @@ def _require_ends(state: Bisection) -> None:
     first, last = state.candidates[0], state.candidates[-1]
     if state.mark_of(last) in ("good", "skip"):
         why = f": {state.reasons[last]}" if last in state.reasons else ""
-        raise AnswerIsNo(
-            f"{last} is as good as {first}, so there is nothing to find{why}", hint="name another bad version"
-        )
+        text = f"{last} is as good as {first}, so there is nothing to find{why}"
+        raise AnswerIsNo(text, hint="name another bad version")
     if state.mark_of(first) == "bad":
-        raise AnswerIsNo(
-            f"{first} is not good against itself: {state.reasons.get(first, '')}", hint="the machine is too noisy"
-        )
+        text = f"{first} is not good against itself: {state.reasons.get(first, '')}"
+        raise AnswerIsNo(text, hint="the machine is too noisy")
 
 
 def list_candidates(good: EngineSource, bad: EngineSource, between: Sequence[str], tree: str) -> list[str]:
@@ -209,9 +207,8 @@ def list_releases(package: str) -> list[str]:
     match = re.search(r"\(from versions: ([^)]*)\)", done.stderr)
     found = [word.strip() for word in match[1].split(",")] if match else []
     if found in ([], ["none"]):
-        raise ExternalError(
-            f"the package index lists no release of {package}", hint="--between lists versions, oldest first"
-        )
+        text = f"the package index lists no release of {package}"
+        raise ExternalError(text, hint="--between lists versions, oldest first")
     return found
 
 

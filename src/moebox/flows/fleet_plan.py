@@ -109,9 +109,8 @@ def member_candidates(fleet: Fleet, path: Path, *, force: bool = False) -> list[
     found = []
     for member in fleet.member:
         if not member.recipe:
-            raise BadInput(
-                f"{path}: {member.name} is a url, and a plan needs its recipe and box", hint='recipe = "…", box = "…"'
-            )
+            text = f"{path}: {member.name} is a url, and a plan needs its recipe and box"
+            raise BadInput(text, hint='recipe = "…", box = "…"')
         found.append(candidate_for_recipe(recipe_path(path, member), member.box, force=force))
     return found
 

@@ -44,9 +44,8 @@ class RunningFleet:
         """Wait until the router ends and raise ExternalError."""
         while self.router.is_alive:
             time.sleep(0.5)
-        raise ExternalError(
-            f"{self.record.router.kind} ended: {self.router.last_log_line()}", hint=f"log: {self.router.log}"
-        )
+        text = f"{self.record.router.kind} ended: {self.router.last_log_line()}"
+        raise ExternalError(text, hint=f"log: {self.router.log}")
 
     def stop(self) -> None:
         """Stop the router, then the members, including those that were restarted."""
@@ -75,9 +74,8 @@ def find_router_program(router: RouterSettings) -> str:
     if not version:
         raise missing
     if not any(f"{version}.".startswith(f"{wanted}.") for wanted in known.versions):
-        raise ExternalError(
-            f"{router.kind} {version} is installed, and moebox knows {', '.join(known.versions)}", hint=install
-        )
+        text = f"{router.kind} {version} is installed, and moebox knows {', '.join(known.versions)}"
+        raise ExternalError(text, hint=install)
     return python
 
 

@@ -169,9 +169,8 @@ def rehearse_long_prompt(session: EngineSession, recipe: Recipe) -> RehearsalSte
     while counted < wanted:
         counted, problem = send_prompt(session, WORD * words, tokens=DECODE)
         if problem:
-            raise AnswerIsNo(
-                f"{recipe.engine} failed at a prompt of about {words} words: {problem}", hint=explain_failure(session)
-            )
+            text = f"{recipe.engine} failed at a prompt of about {words} words: {problem}"
+            raise AnswerIsNo(text, hint=explain_failure(session))
         grown = min(round(words * 1.02 * wanted / counted) + 4, words * room // counted)  # never beyond the context
         if words >= grown:
             break

@@ -262,9 +262,8 @@ class Runner:
                 raise ServerStalled(checks.stopped, hint="".join(checks.notes[-1:]))
             failure = first_unexpected_failure(checks)
             if failure:
-                raise AnswerIsNo(
-                    f"the endpoint did not pass the checks ({failure})", hint=f"evidence in {self.run.path}"
-                )
+                text = f"the endpoint did not pass the checks ({failure})"
+                raise AnswerIsNo(text, hint=f"evidence in {self.run.path}")
             for check in checks.rungs:
                 if check.habits:
                     self.report_news(f"{check.name}: known quirk of {'; '.join(check.habits)}")

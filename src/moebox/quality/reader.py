@@ -74,9 +74,8 @@ class LogprobReader:
                 if found and max(len(position.top) for position in found) >= min(2, top):
                     refuse_if(dialect == "prefixes" and not ids, f"{self.endpoint.base_url} has no /tokenize")
                     if wrong := _find_other_count(reply, len(ids)):
-                        raise Unsupported(
-                            f"{self.endpoint.base_url}: {wrong}", hint="it must take token ids as prompts"
-                        )
+                        text = f"{self.endpoint.base_url}: {wrong}"
+                        raise Unsupported(text, hint="it must take token ids as prompts")
                     return dialect, top
                 if reply.status in (404, 405):
                     break

@@ -69,9 +69,8 @@ def print_with_browser(program: str, html: str, target: Path) -> Path:
             ) from None
         if not made.exists():
             last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-            raise ExternalError(
-                f"{program} made no PDF: {last[0]}", hint="MOEBOX_BROWSER= (empty) uses WeasyPrint instead"
-            )
+            text = f"{program} made no PDF: {last[0]}"
+            raise ExternalError(text, hint="MOEBOX_BROWSER= (empty) uses WeasyPrint instead")
         shutil.move(made, target)
     return target
 

@@ -73,9 +73,8 @@ def recipe_history(name: str, *, runs: Path | None = None) -> list[HistoryRow]:
         )
         rows.append(new_row)
     if not rows:
-        raise BadInput(
-            f"no run of a recipe called {name!r}", hint=suggest_names(name, sorted(names)) if names else None
-        )
+        text = f"no run of a recipe called {name!r}"
+        raise BadInput(text, hint=suggest_names(name, sorted(names)) if names else None)
     return mark_regressions(rows)
 
 

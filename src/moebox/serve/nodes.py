@@ -108,9 +108,8 @@ def first_nodes(hosts: tuple[NodeAddress, ...], count: int, *, python: str) -> N
 def allocate_slurm_nodes(count: int, gpus: int, selection: NodeSelection, *, name: str) -> Nodes:
     """Allocate `count` nodes. The caller releases them."""
     if shutil.which("salloc") is None:
-        raise ExternalError(
-            "Slurm is not installed here: salloc is not on PATH", hint="use --hosts FILE, or a login node"
-        )
+        text = "Slurm is not installed here: salloc is not on PATH"
+        raise ExternalError(text, hint="use --hosts FILE, or a login node")
     argv = ["salloc", "--no-shell", f"--job-name=moebox-{name}"[:120], f"--nodes={count}", "--ntasks-per-node=1"]
     options = {
         "gpus-per-node": gpus,
@@ -151,9 +150,8 @@ def _run_salloc(argv: list[str], count: int) -> str:
             raise ExternalError(f"Slurm gave no {count} nodes within {GRANT_S:.0f} s: {last_line(output)}") from None
         raise
     if salloc.returncode:
-        raise ExternalError(
-            f"Slurm: {last_line(output)}", hint="`sinfo` shows its nodes; `--set slurm.partition=…` chooses"
-        )
+        text = f"Slurm: {last_line(output)}"
+        raise ExternalError(text, hint="`sinfo` shows its nodes; `--set slurm.partition=…` chooses")
     return output
 
 

@@ -68,9 +68,8 @@ def check_checkpoint(weights: str, recipe: Recipe) -> None:
             refuse_damaged_shards(cached, f"`moebox fetch {weights}` fetches it again")
         return
     if not path.exists():
-        raise ExternalError(
-            f"checkpoint {weights} not found", hint="check the path, or download it first with `hf download`"
-        )
+        text = f"checkpoint {weights} not found"
+        raise ExternalError(text, hint="check the path, or download it first with `hf download`")
     if path.is_dir() and not any(file.suffix in WEIGHTS for file in path.iterdir()):
         text = f"checkpoint {weights} holds no weights, only other files"
         raise ExternalError(text, hint="download it first: `hf download REPOSITORY --local-dir` this folder")
