@@ -10,6 +10,7 @@ from pathlib import Path
 
 from moebox import detect
 from moebox.checkpoint import resolve_model
+from moebox.cli.plan_view import USUAL_CONTEXT
 from moebox.core import registry
 from moebox.errors import DoesNotFit
 from moebox.planner.choose import choose_plan
@@ -41,7 +42,7 @@ def cell(model_name: str, box_name: str) -> str:
         plan = choose_plan(box, model, checkpoints, Constraints())
     except DoesNotFit:
         return "–"
-    row = min(plan.forecast, key=lambda row: (row.context, row.concurrency))
+    row = min(plan.forecast, key=lambda row: (abs(row.context - USUAL_CONTEXT), row.concurrency))  # as `plan` prints
     engine = registry.engine_traits(plan.recipe.engine)
     mark = " ᴿ" if plan.recipe.hybrid else ""
     return f"{row.low_tok_s:,.0f}–{row.high_tok_s:,.0f}{mark}<br>{engine.title} {plan.recipe.checkpoint}"

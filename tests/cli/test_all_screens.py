@@ -30,7 +30,7 @@ SCREENS = {
     "calibrations remove": ("nothing", 2, "error: "),
     "calibrations export": ("nothing -o x.json", 2, "error: "),
     "calibrations import": ("no-such-file.json", 2, "error: "),
-    "doctor box": (BOX, 0, "checks: 0 failed"),
+    "doctor box": (BOX, 0, "11 checks: 0 failed, 0 with warnings, 2 could not be made"),
     "doctor engine": ("vllm", 0, "checks: 0 failed"),
     "doctor logs": (str(LOG), 1, "cause: another program listens on the port"),
     "doctor kernels": ("", 2, "error: "),
@@ -72,6 +72,7 @@ SCREENS = {
     "pack": ("latest -o packed", 0, "packed"),
     "completion": ("fish", 0, "complete"),
 }
+FURTHER = {"run": "on 8x-rtx-pro-6000-server; then", "render": "wrote serve.sh"}  # anywhere in the output
 SERVES = {"ui"}  # prints its address and serves until it is stopped
 
 
@@ -106,4 +107,5 @@ def test_the_answer_is_seen_without_scrolling(command: str, tmp_path: Path, caps
 
     assert got == code, shown.err
     assert sum(max(1, math.ceil(len(line) / 80)) for line in screen) <= 23
+    assert FURTHER.get(command, "") in shown.out + shown.err
     assert answer in "".join(screen[:1])

@@ -9,6 +9,9 @@ from moebox.cli import main
     ("words", "code", "texts"),
     [
         ("verify http://nosuch.invalid:8000/v1", 3, ("nosuch.invalid", "is the host's name right?")),
+        ("verify", 3, ("nothing is running", "or give a URL")),
+        ("plan glm-5.3-flash --engine llama.cpp --box 8x-h200", 2, ("UD-Q4_K_XL (GGUF for ik_llama.cpp)",)),
+        ("upgrade bisect kimi-k26-vllm sglang==0.5 sglang==0.6", 2, ("sglang==0.5: the recipe runs vllm",)),
         ("bench http://127.0.0.1:9/v1 --slo ttft=2", 2, ("'ttft=2' has no unit", "ttft=2s or ttft=2ms")),
     ],
 )

@@ -59,7 +59,9 @@ def next_cell(record: RunRecord, *, serving: bool = False) -> AssessmentCell:
     client, reason = usable_client(record)
     if serving:
         return command_cell(f"moebox connect {client}", reason or "its engine is up")
-    return command_cell(f"moebox up {path}", "; ".join(filter(None, (f"then `moebox connect {client}`", reason))))
+    place = "" if record.attempts or not recipe.planned_for.box else f"on {recipe.planned_for.box}"
+    detail = "; ".join(filter(None, (place, f"then `moebox connect {client}`", reason)))
+    return command_cell(f"moebox up {path}", detail)
 
 
 def command_cell(text: str, detail: str, *, link: str = "") -> AssessmentCell:

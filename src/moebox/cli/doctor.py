@@ -177,6 +177,7 @@ def box(
 
     def show() -> None:
         summary = f"{len(checks)} checks: {counts['fail']} failed, {counts['warn']} with warnings"
+        summary += f", {counts['unknown']} could not be made" * bool(counts["unknown"])
         stdout_console().print(summary, checks_table(checks), sep="\n")
 
     verdict = "fail" if counts["fail"] else "pass"

@@ -41,6 +41,7 @@ def render(
         for name, text in files.items():
             executable = file_format in rendering.EXECUTABLE_FORMATS
             write_file(output / name if name else output, text, executable=executable)
+        print(printable_line(f"wrote {output}"), file=sys.stderr)
 
     def show() -> None:
         for name, text in () if output else files.items():

@@ -77,7 +77,7 @@ def run(
         port: Port to listen on; if it is in use, a free one is taken.
         keep: Keep the engine running at the end.
         effort: quick has fewer trials, shorter prompts and measurements, and no jobs; the phantom always runs so, with
-            two jobs. thorough has three times as many trials of each check.
+            two jobs. thorough has six times as many trials of each check.
         yes: Agree to every prompt: fetch missing weights, go on after failed checks of this machine.
         resume: Resume this run, by folder or name; `latest` is the newest one.
         json: Print the run as one JSON document at the end.

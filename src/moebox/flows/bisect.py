@@ -106,6 +106,9 @@ def bisect_versions(
     builds = [each.source for each in installs.list_installs() if each.engine == sources[0].engine and each.source]
     tree = tree or (builds[-1] if builds else "")
     refuse_if(sources[0].engine != sources[1].engine, f"{ends[0]} and {ends[1]} are two engines")
+    refuse_if(
+        sources[0].engine != recipe.engine, f"{ends[0]}: the recipe runs {recipe.engine}", hint="name its versions"
+    )
     candidates = tuple(list_candidates(sources[0], sources[1], between, tree))
     state = Bisection(recipe=recipe.name, good=ends[0], bad=ends[1], judges=judges, candidates=candidates)
     run, state = _open_journal(state)

@@ -176,7 +176,8 @@ def _no_reader_error(query: FitQuery, engines: tuple[EngineName, ...]) -> BadInp
         readers = [name for name in registry.engine_names() if usable_checkpoints(checkpoints, name, free)]
         hint = f"it is read by {' and '.join(readers)}"
     else:
-        known = sorted({f"{each.name} ({format_names(each.format)})" for each in checkpoints})
+        uses = [(each, f" for {' and '.join(each.engines)}" * bool(each.engines)) for each in checkpoints]
+        known = sorted({f"{each.name} ({format_names(each.format)}{use})" for each, use in uses})
         read = format_names(*(kind for name in engines for kind in registry.engine_traits(name).formats))
         hint = f"it reads {read}; known checkpoints: {', '.join(known)}"
     return BadInput(f"{' and '.join(engines)} {do} not read {wanted} of {query.model.name}", hint=hint)

@@ -46,7 +46,7 @@ RECIPES = ("recipe.toml", "best.toml", "start.toml")  # of a launch; of a climb 
 OWN_NAMES = {"run.json", "events.jsonl", "plan.json", PIPELINE, PIPELINE_BEFORE, "verify.json", "climb.json"}
 OWN_NAMES |= {"verdicts", "measurements", "climb", "kernels", "configs", "patches", "logs", "recipes", "kernels.json"}
 OWN_NAMES |= {"answers.json", "doctor.json", "report.html", "report.pdf", "report.md", "launch.sh", "tasks.json"}
-OWN_NAMES |= {"upgrade.json", "upgrade.md", "tune.json", "pareto.svg", "screen"}
+OWN_NAMES |= {"upgrade.json", "upgrade.md", "tune.json", "pareto.svg", "screen", "bisect.json"}
 OWN_NAMES |= {"tasks", "calibration.json", "compare.json", "nodes.json", "fleet.json", "A", "B", RESULT_FILE, FILE_NAME}
 
 

@@ -147,7 +147,7 @@ def find_instance(name: str | None) -> Instance:
     if name is None:
         matching = known
         if not known:
-            raise ExternalError("nothing is running", hint="`moebox up RECIPE` starts an engine")
+            raise ExternalError("nothing is running", hint="`moebox up RECIPE` starts an engine, or give a URL")
     else:
         matching = [instance for instance in known if instance.id == name]
         matching = matching or [each for each in known if name == each.recipe or each.id.startswith(name)]
