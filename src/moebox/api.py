@@ -124,6 +124,7 @@ def forecast(
     from moebox.engines import check_recipe, memory_budget
     from moebox.flows import boxes
     from moebox.planner.forecast import decode_rows, serving_rows
+    from moebox.planner.kv_tiers import cache_tiers
     from moebox.planner.rate import sizes_up_to
     from moebox.planner.simulate import scheduler_rules
     from moebox.planner.speed import Speed
@@ -135,7 +136,7 @@ def forecast(
     memory, speed = memory_budget(deployment), Speed.for_deployment(deployment)
     if workloads:
         rules = scheduler_rules(deployment.recipe, memory.kv_tokens, speed, memory.sequence_tokens)
-        return serving_rows(speed, rules, workloads)
+        return serving_rows(speed, rules, workloads, cache_tiers(deployment, deployment.recipe.tiers))
     lengths = tuple(contexts) or sizes_up_to(deployment.recipe.context, CONTEXTS)
     return decode_rows(speed, lengths, streams or STREAMS, memory, deployment.recipe)
 

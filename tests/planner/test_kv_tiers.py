@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from moebox import codec, engines
+from moebox import api, codec, engines
 from moebox.checkpoint import deploy
 from moebox.cli import main
 from moebox.core.change import with_settings
@@ -21,7 +21,7 @@ from moebox.planner.fit import find_misfit
 from moebox.planner.forecast import tier_rows
 from moebox.planner.kv_tiers import CacheTier, PrefixCache
 from moebox.planner.schedule import Scheduler, SchedulerRules
-from moebox.planner.simulate import scheduler_rules, simulate, simulated_workloads
+from moebox.planner.simulate import SimulatedWorkload, scheduler_rules, simulate, simulated_workloads
 from moebox.planner.speed import Speed
 
 BOX = "2x-h200"
@@ -34,6 +34,16 @@ def planned(engine: str = "vllm", **tiers: object) -> Deployment:
     if tiers:
         recipe = replace(recipe, kv_tiers=KvTiers(**tiers))  # type: ignore[arg-type]
     return deploy(recipe, replace(parse_box(BOX), ram=512 * 2**30))
+
+
+def agents(
+    deployment: Deployment, *, streams: int = 8, **more: object
+) -> tuple[Speed, SchedulerRules, SimulatedWorkload]:
+    """Speed, rules with a cache of 200,000 tokens, and conversations of agents."""
+    speed, memory = Speed.for_deployment(deployment), engines.memory_budget(deployment)
+    rules = scheduler_rules(deployment.recipe, 200_000, speed, memory.sequence_tokens)
+    work = replace(find_workload_file("agents"), concurrency=(streams,), requests=streams * 36)
+    return speed, rules, replace(simulated_workloads(work)[0], **more)
 
 
 def command(deployment: Deployment) -> tuple[argparse.Namespace, dict[str, str]]:
@@ -190,11 +200,8 @@ def test_a_sound_version_with_tiers_is_not_refused():
 def test_what_a_tier_brings_is_forecast_with_a_range():
     """More conversations than the GPUs hold: fewer tokens are computed again, and later turns begin sooner."""
     target = planned(ram_gib=200, disk_gib=500)
-    speed, memory = Speed.for_deployment(target), engines.memory_budget(target)
-    rules = scheduler_rules(target.recipe, 200_000, speed, memory.sequence_tokens)
-    work = find_workload_file("agents")
-    workload = simulated_workloads(replace(work, concurrency=(8,), requests=8 * 36))[0]
-    gpus, ram, disk = tier_rows(target, memory, speed, rules, workload)
+    speed, rules, workload = agents(target)
+    gpus, ram, disk = tier_rows(target, engines.memory_budget(target), speed, rules, workload)
 
     assert [row["tier"] for row in (gpus, ram, disk)] == ["GPUs", "RAM", "disk"]
     assert gpus["hit_share"] + 0.2 < ram["hit_share"] < 1
@@ -237,3 +244,39 @@ def test_the_commands_show_them(capsys: pytest.CaptureFixture[str]):
     tiers = json.loads(capsys.readouterr().out)["kv_tiers"]
     assert [row["tier"] for row in tiers] == ["GPUs", "RAM"]
     assert tiers[1]["hit_share"] > tiers[0]["hit_share"]
+
+
+def test_engines_that_read_prompts_read_only_what_is_not_cached():
+    """Later turns wait for the new part of their prompts, and their time counts."""
+    speed, rules, work = agents(planned(), prefill_engines=2)
+    apart = simulate(speed, rules, work)
+
+    assert 0 < apart.hit_share < 1
+    assert 0 < apart.returning.mean <= apart.ttft.greatest
+    assert apart.returning.mean == pytest.approx(apart.ttft.mean, rel=0.5)
+
+
+def test_a_prefix_that_all_have_is_kept_once():
+    """Blocks are shared; slots are not. The cache is large enough for the histories, not for many prefixes."""
+    speed, rules, work = agents(planned(), prefix=20_000)
+    assert rules.shares_blocks
+    once = simulate(speed, rules, work)
+    each = simulate(speed, replace(rules, shares_blocks=False), work)
+
+    assert once.hit_share > each.hit_share
+    assert once.peak_kv_tokens <= rules.pool_tokens
+
+
+def test_the_api_forecasts_with_the_tiers_of_the_recipe():
+    work = agents(planned())[2]
+    recipes = [replace(target.recipe, memory_utilization=0.28) for target in (planned(), planned(ram_gib=200))]
+    slow, fast = (api.forecast(recipe, box=BOX, workloads=[work])[0] for recipe in recipes)
+    assert fast["prefix_hit"] > slow["prefix_hit"]
+
+
+@pytest.mark.parametrize(("ram", "streams", "reason"), [(0, 8, "--ram"), (512 * 2**30, 1, "hold them")])
+def test_a_table_without_a_tier_says_why(ram: int, streams: int, reason: str):
+    """RAM that is not known, and GPUs that hold everything."""
+    target = deploy(planned().recipe, replace(parse_box(BOX), ram=ram))
+    speed, rules, work = agents(target, streams=streams)
+    assert reason in tier_rows(target, engines.memory_budget(target), speed, rules, work)[0]["without_tier"]

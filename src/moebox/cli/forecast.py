@@ -116,11 +116,10 @@ def tier_table(rows: Sequence[ForecastRow]) -> ForecastTable:
         lines.append((name, format_count(row["tokens"]), format_percent(row["hit_share"]), ttft, low, high))
     many, length = rows[0]["conversations"], format_count(rows[0]["conversation_tokens"])
     remark = f"{many} conversations of up to {length} tokens; hits: prompt tokens not computed again"
-    gain = rows[-1]["hit_share"] - rows[0]["hit_share"]
-    if len(rows) == 1:
-        remark += "; the engine or the box has no room for a tier"
+    if rows[-1]["hit_share"] - rows[0]["hit_share"] > MIN_GAIN:
+        remark += f"\n{rows[-1]['setting']}"
     else:
-        remark += f"\n{rows[-1]['setting']}" if gain > MIN_GAIN else "\nthe GPUs hold them: a tier brings nothing here"
+        remark += f"\n{rows[0]['without_tier']}"
     return ("KV cache", "tokens", "hits", "TTFT of later turns", "low", "high"), lines, remark
 
 

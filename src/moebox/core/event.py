@@ -183,8 +183,6 @@ class ServerMeasured(Event, tag="bench.server", frozen=True):
 
 
 class MeasurementDamaged(Event, tag="bench.damaged", frozen=True):
-    """An earlier measurement cannot be used."""
-
     file: str = ""
     why: str = ""
 
@@ -201,8 +199,6 @@ class TaskEnded(Event, tag="task.end", frozen=True):
 
 
 class RehearsalStep(msgspec.Struct, frozen=True):
-    """A step of a rehearsal that worked."""
-
     name: str = ""
     detail: str = ""
     seconds: float = 0.0
@@ -225,21 +221,15 @@ class CalibrateStarted(Event, tag="calibrate.started", frozen=True):
 
 
 class CalibrateNote(Event, tag="calibrate.note", frozen=True):
-    """A limitation of the calibration."""
-
     text: str = ""
 
 
 class CalibrateFinished(Event, tag="calibrate.finished", frozen=True):
-    """The calibration is stored."""
-
     id: str = ""
     depths: tuple[int, ...] = ()
 
 
 class KernelsChecked(Event, tag="kernels.judged", frozen=True):
-    """The kernels of a release were compiled or looked up."""
-
     engine: str = ""
     version: str = ""
     arch: str = ""
@@ -276,8 +266,6 @@ class ClimbTried(Event, tag="climb.try", frozen=True):
 
 
 class ClimbRetried(Event, tag="climb.again", frozen=True):
-    """A disturbed step is repeated."""
-
     change: str = ""
     why: str = ""
 

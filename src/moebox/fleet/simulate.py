@@ -113,7 +113,7 @@ class StepScheduler(Scheduler):
         """Seconds until the next event without new requests; 0 if the next slice reads prompts."""
         if self.reading or self.waiting or not self.running:
             return 0.0
-        until_full = (self.rules.kv_tokens - self.used_tokens) // (self.running * self.tokens_per_step)
+        until_full = self.room_tokens // (self.running * self.tokens_per_step)
         steps = max(min(self._until_finish(), until_full), 1)
         mean_context = self.used_tokens / self.running + self.tokens_per_step * (steps - 1) / 2
         return steps * self.speed.step_s(self.running, mean_context)
@@ -278,7 +278,7 @@ class _FleetRun:
         for request in done.started:
             if request.first_token_at < 0:
                 request.first_token_at = server.now
-        server.peak = max(server.peak, server.scheduler.used_tokens)
+        server.peak = max(server.peak, server.scheduler.kept_tokens)
         for request in done.finished:
             user = server.users.pop(request.id)
             server.open -= 1

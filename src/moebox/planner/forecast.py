@@ -75,11 +75,23 @@ def tier_rows(
     deployment: Deployment, memory: Memory, speed: Speed, rules: SchedulerRules, workload: SimulatedWorkload
 ) -> list[ForecastRow]:
     """What each tier brings for conversations: none, RAM, RAM and disk, with the range of the time to first token."""
-    length = workload.prefix + workload.turns * (workload.input + workload.output)
-    wanted = workload.concurrency * (length + rules.sequence_tokens)
+    length = workload.longest
+    shared = workload.prefix if rules.shares_blocks else 0
+    wanted = shared + workload.concurrency * (length - shared + rules.sequence_tokens)
     low, high = tier_range(speed)
-    rows = []
-    for tiers in tier_steps(deployment, memory, wanted):
+    rows: list[ForecastRow] = []
+    steps = tier_steps(deployment, memory, wanted)
+    if wanted <= rules.pool_tokens:
+        reason = "the GPUs hold them: a tier brings nothing here"
+    elif not deployment.engine.kv_tiers:
+        reason = f"{deployment.engine.title} keeps no prefixes in RAM"
+    elif len(steps) > 1:
+        reason = "a tier of this size brings next to nothing here"
+    elif deployment.box and (deployment.box.ram or deployment.box.has_unified_memory):
+        reason = "the box has no room for a tier"
+    else:
+        reason = "the box's RAM is not known: --ram SIZE shows what a tier brings"
+    for tiers in steps:
         below = cache_tiers(deployment, tiers)
         result = simulate(speed, rules, workload, below)
         ttft = result.returning.mean * 1e3
@@ -96,6 +108,7 @@ def tier_rows(
                 "high_ms": round(ttft * high, 1),
                 "output_throughput": round(result.output_tok_s, 2),
                 "setting": tier_setting(tiers),
+                "without_tier": reason,
             }
         )
     return rows
@@ -106,7 +119,7 @@ def serving_range(result: SimulationResult, speed: Speed) -> tuple[float, float]
     if not speed.measured:
         return speed.range_factors("serving")
     work, batch = result.workload, max(result.peak_batch, 1)
-    ranges = [speed.step_range(batch, context) for context in (work.input, work.input + work.output)]
+    ranges = [speed.step_range(batch, context) for context in (work.prefix + work.input, work.longest)]
     return max(ranges, key=lambda factors: factors[1])
 
 

@@ -41,6 +41,7 @@ class PrefixCache:
 
     def __init__(self, scheduler: Scheduler, shared: int = 0, tiers: Sequence[CacheTier] = ()) -> None:
         self.scheduler, self.shared, self.tiers = scheduler, shared, tuple(tiers)
+        scheduler.shared_tokens = self.once = shared if scheduler.rules.shares_blocks else 0
         self.held: list[OrderedDict[int, int]] = [OrderedDict() for _ in range(1 + len(self.tiers))]
         self.totals = [0] * len(self.held)
         self.warm = False  # the shared prefix has been read once
@@ -61,6 +62,7 @@ class PrefixCache:
                 self.totals[level] -= own
             elif own:
                 held.move_to_end(user)
+            own += self.once if own else 0
             if own > found and not begins:
                 token_s = self.tiers[level - 1].token_s if level else 0.0
                 found, seconds = own, (own - shared) * token_s
@@ -69,14 +71,15 @@ class PrefixCache:
     def keep_tokens(self, user: int, prompt: int, reply: int) -> None:
         """Keep a finished request until the space is needed; tiers get prompts only (vLLM: offload_prompt_only)."""
         for level, held in enumerate(self.held):
-            tokens = prompt if level else prompt + reply
+            tokens = (prompt if level else prompt + reply) - self.once
             self.totals[level] += tokens - held.pop(user, 0)
             held[user] = tokens
         self._evict()
 
     def _evict(self) -> None:
         """Drop the oldest conversations of each level beyond its room."""
-        rooms = [self.scheduler.room_tokens, *(tier.tokens for tier in self.tiers)]
+        idle = self.once if not self.scheduler.busy else 0
+        rooms = [self.scheduler.room_tokens - idle, *(tier.tokens - self.once for tier in self.tiers)]
         for level, (held, room) in enumerate(zip(self.held, rooms, strict=True)):
             while held and self.totals[level] + len(held) * self.scheduler.rules.sequence_tokens > room:
                 self.totals[level] -= held.popitem(last=False)[1]

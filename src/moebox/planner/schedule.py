@@ -62,6 +62,7 @@ class SchedulerRules:
     reserves_output: bool  # SGLang: admission counts part of the outputs to come
     schedules_ahead: bool = False  # a step is prepared while the previous one runs: new arrivals wait for the next
     sequence_tokens: int = 0  # room, in tokens, that each sequence takes besides its context
+    shares_blocks: bool = False  # a prefix that several sequences have is kept once
 
     @property
     def pool_tokens(self) -> int:
@@ -85,6 +86,7 @@ class Scheduler:
 
     speed: Speed
     rules: SchedulerRules
+    shared_tokens: int = 0  # of the prefix that all sequences have, if it is kept once
     find_prefix: Callable[[SimulatedRequest], bool] | None = None  # sets cached_tokens; False: it comes again, loaded
     waiting: deque[SimulatedRequest] = field(default_factory=deque)
     reading: deque[SimulatedRequest] = field(default_factory=deque)
@@ -116,9 +118,14 @@ class Scheduler:
         return self.held_tokens + (self._made + self._gains * self.done_steps)
 
     @property
+    def kept_tokens(self) -> float:
+        """Cache tokens in use, with the prefix that all sequences have counted once."""
+        return self.used_tokens - self.shared_tokens * max(self.running + len(self.reading) - 1, 0)
+
+    @property
     def room_tokens(self) -> float:
         fixed = self.rules.sequence_tokens * (self.running + len(self.reading))
-        return self.rules.pool_tokens - self.used_tokens - fixed
+        return self.rules.pool_tokens - self.kept_tokens - fixed
 
     @property
     def tokens_per_step(self) -> float:
@@ -174,7 +181,8 @@ class Scheduler:
             request = self.waiting[0]
             coming = request.output - request.tokens_made if self.rules.reserves_output else 1
             needed = request.tokens_to_read + coming
-            if needed + self.rules.sequence_tokens > self.room_tokens - promised and self.busy:
+            more = needed - self.shared_tokens + self.rules.sequence_tokens
+            if more > self.room_tokens - promised and self.busy:
                 return
             self.waiting.popleft()
             if self.find_prefix and not self.find_prefix(request):

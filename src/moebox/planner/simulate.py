@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from moebox.core import registry
 from moebox.core.recipe import Recipe
 from moebox.core.workload_file import WorkloadFile
 from moebox.engines.engine import load_engine
@@ -52,6 +53,11 @@ class SimulatedWorkload:
     cold_s: float = 0.0  # extra time of the first step: kernels compiled at first use
     prefill_engines: int = 0  # separate engines that read prompts and hand the cache over; 0: the same engine
     seed: int = 1
+
+    @property
+    def longest(self) -> int:
+        """Tokens at the end of a conversation, or of a request that is none."""
+        return self.prefix + self.turns * (self.input + self.output)
 
     def request_lengths(self, number: int) -> tuple[int, int]:
         """Prompt and output tokens of request `number`."""
@@ -202,6 +208,7 @@ def scheduler_rules(recipe: Recipe, kv_tokens: int, speed: Speed, sequence_token
         prompts_first=engine.prompts_first,
         reserves_output=engine.reserves_output,
         schedules_ahead=engine.schedules_ahead and not in_turn,
+        shares_blocks=registry.engine_traits(recipe.engine).kv_tiers == "blocks",
     )
 
 
@@ -265,33 +272,39 @@ class _SimulatedRun:
             yield SimulatedRequest(id=number, input=prompt, output=output, arrival=at, cached_tokens=cached)
 
     def _send(self, request: SimulatedRequest, at: float) -> None:
-        """Send `request`; it reaches the engine after HTTP, the tokenizer and any separate prompt engine."""
+        """Send `request`; it reaches the engine after HTTP and the tokenizer."""
         request.arrival = at
         speed = self.scheduler.speed
         enters = self.last_in = max(at + speed.request_s, self.last_in + speed.intake_s)
         if self.workload.turns > 1:
             _, turn = self.conversations.setdefault(request.id, (request.id, 0))
             request.input += 0 if turn else self.workload.prefix
-        if self.readers:
-            reader = min(range(len(self.readers)), key=self.readers.__getitem__)
-            fresh = request.tokens_to_read - request.cached_tokens
-            read_at = max(enters, self.readers[reader]) + speed.prefill_s(fresh, request.cached_tokens)
-            self.readers[reader] = request.first_token_at = read_at
-            request.cached_tokens = request.tokens_to_read
-            enters = read_at + request.tokens_to_read * speed.token_bytes / HANDOVER
         heapq.heappush(self.entering, (enters, next(self.order), request))
 
-    def _find_prefix(self, request: SimulatedRequest) -> bool:
-        """Look up the conversation of a request at its admission. False if it waits for a load from a tier.
+    def _read_elsewhere(self, request: SimulatedRequest, at: float) -> None:
+        """Let an engine that only reads prompts read this one and hand its cache over."""
+        speed = self.scheduler.speed
+        free = heapq.heappop(self.readers)
+        load_s, prompt = self._take_prefix(request), request.tokens_to_read
+        found, request.cached_tokens = request.cached_tokens, prompt
+        request.first_token_at = max(at, free) + load_s + speed.prefill_s(prompt - found, found)
+        self.result.cached_tokens += found
+        heapq.heappush(self.readers, request.first_token_at)
+        enters = request.first_token_at + prompt * speed.token_bytes / HANDOVER
+        heapq.heappush(self.entering, (enters, next(self.order), request))
 
-        Loads follow each other over one link, and the engine goes on meanwhile.
-        """
-        if request.id not in self.conversations or request.is_loaded:
-            return True
+    def _take_prefix(self, request: SimulatedRequest) -> float:
+        """Look up the conversation of a request, and return the seconds to load what a tier has of it."""
+        if request.id not in self.conversations:
+            return 0.0
         conversation, turn = self.conversations[request.id]
         found, load_s = self.cache.take_prefix(conversation, request.input, begins=not turn)
         request.cached_tokens = max(request.cached_tokens, found)
-        if not load_s:
+        return load_s
+
+    def _find_prefix(self, request: SimulatedRequest) -> bool:
+        """Look up a conversation at admission. False if it waits for a load, which follows others over one link."""
+        if self.readers or request.is_loaded or not (load_s := self._take_prefix(request)):
             return True
         self.link_free = max(self.now, self.link_free) + load_s
         request.is_loaded = True
@@ -307,19 +320,23 @@ class _SimulatedRun:
         """Submit what has arrived by now, or by the start of the running step if steps are prepared ahead."""
         ahead = self.scheduler.rules.schedules_ahead and self.scheduler.busy
         due = self.step_began if ahead else self.now
+        loaded: list[SimulatedRequest] = []
         while self.entering and self.entering[0][0] <= due:
-            request = heapq.heappop(self.entering)[2]
+            at, _, request = heapq.heappop(self.entering)
             if request.is_loaded:
-                self.scheduler.waiting.appendleft(request)
+                loaded.append(request)
+                continue
+            if self.readers and request.first_token_at < 0:
+                self._read_elsewhere(request, at)
                 continue
             if request.first_token_at >= 0:
-                self.result.ttft.add(request.first_token_at - request.arrival)
-            accepted = self.scheduler.submit(request)
-            if not accepted:
+                self._count_first_token(request, request.first_token_at)
+            if not (accepted := self.scheduler.submit(request)):
                 self.result.rejected += 1
                 self.conversations.pop(request.id, None)
             if not accepted or self.workload.rate:
                 self._send_next()
+        self.scheduler.waiting.extendleft(reversed(loaded))
 
     def _count(self, done: ScheduleSlice) -> None:
         """Add one slice to the clock and the figures."""
@@ -336,20 +353,23 @@ class _SimulatedRun:
         for request in done.started:
             if request.first_token_at < 0:
                 request.first_token_at = self.now
-                result.ttft.add(self.now - request.arrival)
-                if self.conversations.get(request.id, (0, 0))[1]:
-                    result.returning.add(self.now - request.arrival)
+                self._count_first_token(request, self.now)
         for request in done.finished:
             result.completed += 1
             result.input_tokens += request.input
-            result.cached_tokens += request.cached_tokens
+            result.cached_tokens += 0 if self.readers else request.cached_tokens
             result.output_tokens += request.output
             result.e2el.add(self.now - request.arrival)
             if request.output > 1:
                 result.tpot.add((self.now - request.first_token_at) / (request.output - 1))
             self._continue_after(request)
-        result.peak_kv_tokens = max(result.peak_kv_tokens, self.scheduler.used_tokens)
+        result.peak_kv_tokens = max(result.peak_kv_tokens, self.scheduler.kept_tokens)
         result.peak_batch = max(result.peak_batch, self.scheduler.running)
+
+    def _count_first_token(self, request: SimulatedRequest, at: float) -> None:
+        self.result.ttft.add(at - request.arrival)
+        if self.conversations.get(request.id, (0, 0))[1]:
+            self.result.returning.add(at - request.arrival)
 
     def _count_gaps(self, done: ScheduleSlice) -> None:
         """Count gaps between tokens; the first after prompts were read is longer, less so for later sequences."""

@@ -284,10 +284,8 @@ def find_measured_speed(
     or neither they nor the recipe have any.
     """
     gpu_experts = gpu_expert_layers(recipe)
-    is_split = registry.engine_traits(recipe.engine).joins_neighbours and not recipe.flags.keys() & {
-        "kv-unified",
-        "kvu",
-    }
+    is_unified = any(recipe.flags.get(name, False) is not False for name in ("kv-unified", "kvu"))
+    is_split = registry.engine_traits(recipe.engine).joins_neighbours and not is_unified
     slots = recipe.slots if is_split else 0
     newest = sorted(box.calibrations, key=lambda each: (not each.disturbed, each.date, each.id), reverse=True)
     for found in newest:
