@@ -15,8 +15,6 @@ MAX_JSON_BYTES = 2**31  # guidellm keeps every request in its file
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilePrompt:
-    """One request of a prompt file."""
-
     messages: tuple[Json, ...]
     output_tokens: int = 0  # 0: the workload's
     extra_fields: Json = field(default_factory=dict)  # tools and the like, added to the body
@@ -24,8 +22,6 @@ class FilePrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceRow:
-    """One request of a trace."""
-
     at_s: float
     input_tokens: int
     output_tokens: int

@@ -71,7 +71,6 @@ def _decode_table(rows: list[ForecastRow]) -> ForecastTable:
 
 
 def _prefill_table(rows: list[ForecastRow]) -> ForecastTable:
-    """Return a row for each prompt."""
     keys = ("prompt_tokens", "prefill_tok_s", "low_tok_s", "high_tok_s")
     lines = [(*(format_count(row[key]) for key in keys), format_seconds(row["ttft_s"])) for row in rows]
     return ("prompt", "tok/s", "low", "high", "read in"), lines, ""

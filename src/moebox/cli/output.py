@@ -69,7 +69,6 @@ def confirm(question: str) -> bool:
 
 @functools.cache
 def stdout_console() -> "Console":
-    """Return the console for results."""
     return make_console()
 
 

@@ -65,7 +65,6 @@ def engine_metrics(engine: str) -> EngineMetrics:
 
 
 def all_names(figure: str) -> MetricNames:
-    """The names of a metric in all engines."""
     names = (name for engine in all_engine_metrics().values() for name in getattr(engine, figure))
     return tuple(dict.fromkeys(names))
 

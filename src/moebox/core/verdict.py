@@ -148,8 +148,6 @@ class Reproduction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckVerdict:
-    """The verdict of one check, from its probes."""
-
     name: str
     verdict: Mark
     reason: str = ""

@@ -78,7 +78,6 @@ class WorkloadFile:
 
 
 def workload_kind(kind: WorkloadKind) -> WorkloadFile:
-    """Return the usual workload of a kind."""
     usual = Workload(kind=kind)
     turns = replace(usual, turns=DEFAULT_TURNS, think_s=DEFAULT_THINK_S)
     return WorkloadFile(workload=turns if kind == "turns" else usual)

@@ -145,7 +145,6 @@ def ram_overhead(box: Box) -> int:
 
 
 def bytes_line(what: str, value: float, formula: str = "", source: str = "") -> ArithmeticLine:
-    """Return a line whose value is in bytes."""
     return ArithmeticLine(what=what, formula=formula, value=value, unit="B", source=source)
 
 

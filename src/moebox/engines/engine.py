@@ -50,7 +50,6 @@ class Engine(Protocol):
         """Return the command that starts it on this machine."""
 
     def draft_arguments(self, recipe: Recipe) -> list[Argument]:
-        """Return arguments that turn a draft on."""
         return []
 
     def worker_command(self, deployment: Deployment, node: LaunchNode) -> tuple[str, ...]:

@@ -128,7 +128,6 @@ def known_versions(engine: EngineName) -> tuple[str, ...]:
 
 
 def newest_version(engine: EngineName) -> str:
-    """The newest version with a catalogue."""
     return known_versions(engine)[-1]
 
 

@@ -107,7 +107,6 @@ def is_phantom(name: str) -> bool:
 
 
 def phantom_model() -> ResolvedModel:
-    """Return the phantom as a model with its checkpoint."""
     model, checkpoints = resolve_model(str(gguf_path()))
     model = dataclasses.replace(model, name=PHANTOM, title="Phantom, the rehearsal model")
     return ResolvedModel(model=model, checkpoints=(dataclasses.replace(checkpoints[0], native=True),))

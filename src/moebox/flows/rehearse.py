@@ -85,7 +85,6 @@ def rehearse(
 
 
 def with_weights(deployment: Deployment, recipe: Recipe) -> Deployment:
-    """The deployment with another recipe and its weights."""
     form = deployment.known_checkpoint
     if form is not None and recipe.checkpoint != deployment.recipe.checkpoint:
         deployment = dataclasses.replace(deployment, known_checkpoint=dataclasses.replace(form, path=recipe.checkpoint))

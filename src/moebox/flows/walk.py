@@ -23,8 +23,6 @@ MARGIN = 0.05  # of the device: the planner's own error; a step that misses by l
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingStep:
-    """One setting to try."""
-
     group: StepGroup
     path: str = ""
     value: Any = None

@@ -65,7 +65,6 @@ def escape_unit_value(text: object) -> str:
 
 
 def escape_unit_text(text: object) -> str:
-    """Escape a text for Description=."""
     return str(text).replace("\\", "\\\\").replace("%", "%%")
 
 

@@ -52,8 +52,6 @@ def parse_addresses(given: Sequence[str]) -> list[McpAddress]:
 
 
 class McpServers:
-    """All servers of one `moebox task`."""
-
     def __init__(self, wanted: Sequence[McpAddress], *, call_s: float = CALL_S) -> None:
         try:
             import mcp  # noqa: F401

@@ -150,7 +150,6 @@ def parse_completion(exchange: HttpExchange) -> ChatAnswer:
 
 
 def _check_message(violations: Violations, message: dict[str, object]) -> tuple[ToolCall, ...]:
-    """Check the fields of a message and return its tool calls."""
     role, content, listed = message.get("role"), message.get("content"), message.get("tool_calls")
     violations.require(role == "assistant", lambda: f"the role is {shorten(role)}, not 'assistant'")
     is_content = content is None or isinstance(content, str)

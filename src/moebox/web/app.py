@@ -82,7 +82,6 @@ def make_app(site: WebSite) -> "ASGIApp":
 
 
 async def unknown_page(request: Request, problem: Exception, *, site: WebSite) -> Response:
-    """The page for an unknown address."""
     assert isinstance(problem, HTTPException)
     blocks = [Prose(paragraphs=("There is no such page. The pages are above.",))]
     return render_page(site, "message.html", status=problem.status_code, title="moebox", here="", blocks=blocks)
@@ -136,6 +135,5 @@ async def plan_part(request: Request, *, site: WebSite) -> Response:
 
 
 async def plan_json(request: Request) -> Response:
-    """The plan as JSON, for scripts."""
     answer = await run_in_threadpool(plan_from_address, request)
     return Response(codec.to_json(answer.plan), media_type="application/json")

@@ -19,7 +19,6 @@ async def list_engines(request: Request, *, site: WebSite) -> Response:
 
 
 def find_engine(name: str) -> state.Instance:
-    """Find an engine by name."""
     found = next((instance for instance in state.list_instances() if instance.id == name), None)
     if found is None:
         raise NotFound(f"no engine called {name!r}", hint="the list of engines names those that run")

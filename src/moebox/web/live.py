@@ -192,7 +192,6 @@ def time_left_text(run: Run, pipeline: Pipeline | None) -> str:
 
 
 def log_lines(run: Run, name: str) -> list[LogLine]:
-    """The last lines of a log."""
     try:
         with plain.open_bytes(run.path / name) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))

@@ -20,8 +20,6 @@ from moebox.web.pages import render_page
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRow:
-    """One model of the list."""
-
     name: str
     title: str
     parameters: str

@@ -43,7 +43,6 @@ def render_page(site: WebSite, template: str, *, status: int = 200, **context: A
 
 
 def render_part(template: str, **context: Any) -> Markup:
-    """Render a part of a page."""
     return Markup(jinja_environment("moebox.web").get_template(template).render(**context))  # noqa: S704  (rendered with escaping)
 
 

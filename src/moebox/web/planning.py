@@ -161,7 +161,6 @@ def plan_same_layout(query: PlanQuery, layout: PlanQuery) -> PlanReply:
 
 
 def layout_constraints(recipe: Recipe, goal: Goal) -> Constraints:
-    """The layout of a recipe as constraints."""
     return Constraints(
         goal=goal,
         engine=recipe.engine,
@@ -198,7 +197,6 @@ def plan_within(query: PlanQuery, constraints: Constraints) -> PlanReply:
 
 
 def plan_blocks(answer: PlanReply) -> list[Block]:
-    """The plan as blocks of the page."""
     plan = answer.plan
     text = codec.to_toml(plan.recipe)
     form = recipe_form(plan.recipe.name, text, simulate=bool(answer.query.box), opened=False)

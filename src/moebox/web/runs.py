@@ -188,7 +188,6 @@ def begin_run(words: list[str], site: WebSite) -> str:
 
 
 def command_error(text: str, code: int) -> BadInput:
-    """The error that a command of moebox printed."""
     error, hint = (re.search(rf"^{word}: (.+)$", text, re.MULTILINE) for word in ("error", "hint"))
     return BadInput(error[1] if error else f"moebox ended with {code}", hint=hint[1] if hint else None)
 

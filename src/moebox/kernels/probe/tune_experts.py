@@ -31,7 +31,6 @@ class ExpertWeights:
     scales: list[torch.Tensor | None]
 
     def expert_matrix(self, product: int, number: int) -> torch.Tensor:
-        """Return one matrix in float32."""
         matrix, scale = self.matrices[product][number], self.scales[product]
         if scale is None:
             return matrix.float()
