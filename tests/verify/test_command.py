@@ -57,6 +57,21 @@ def test_a_failure_is_exit_code_1_with_the_reason(oracle: str, capsys: pytest.Ca
     assert "fail: 0 of 1 checks passed, 1 failed" in shown
 
 
+@pytest.mark.parametrize(("fault", "check"), [("arguments-cut", "tools"), ("blanks-collapse", "prompts")])
+def test_the_request_that_failed_can_be_sent_again(
+    fault: str, check: str, oracle: str, capsys: pytest.CaptureFixture[str]
+):
+    """The printed line works in a shell: a long request, or one with blanks in a row, is read from its file."""
+    assert main(["verify", f"{oracle}/{fault}", "--only", check, "--set", "seed=1", "--set", "trials=4"]) == 1
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("    reproduce"))
+    command = line.partition("): ")[2]
+    printed = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=20, check=True).stdout
+
+    assert len(command) <= 400
+    assert f"-{check}.json" in command
+    assert json.loads(printed)["object"] == "chat.completion"
+
+
 def test_an_unreachable_server_is_a_verdict(capsys: pytest.CaptureFixture[str]):
     """Every check is listed."""
     assert main(["verify", "http://127.0.0.1:9", "--model", "m", "--json"]) == 1

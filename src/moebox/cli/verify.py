@@ -95,7 +95,7 @@ def verify(
     check_writable(junit)
     endpoint = find_endpoint(target, model=model, key_env=key_env)
     kept = open_run(run, endpoint) if run else create_run("verify", endpoint)
-    with interrupt_message(f"the finished checks are in {kept.path}"), VerifyView(quiet=json) as view:
+    with interrupt_message(f"the finished checks are in {kept.path}"), VerifyView(kept.path, quiet=json) as view:
         results = api.verify(
             endpoint,
             options=options,
@@ -110,7 +110,7 @@ def verify(
     if junit:
         write_file(junit, to_junit_xml(results))
     document = {**results_document(results), "run": str(kept.path)}
-    print_result(json, document, lambda: view.print_summary(results, kept.path))
+    print_result(json, document, lambda: view.print_summary(results))
     return exit_code(results.verdict == "pass" if options.strict else results.has_passed)
 
 
@@ -124,7 +124,8 @@ def refuse_unused_settings(chosen: Collection[str], changed: Mapping[str, bool])
 class VerifyView:
     """Shows the running check, each check when it is done, and a summary."""
 
-    def __init__(self, *, quiet: bool = False) -> None:
+    def __init__(self, folder: Path, *, quiet: bool = False) -> None:
+        self.folder = folder  # of the run
         self.live = not quiet and stderr_console().is_terminal
         self.status: Status | None = None
         self.last = clock.monotonic()
@@ -175,13 +176,14 @@ class VerifyView:
             out.print(f"    likely cause: {parts} ({verdict.causes[0].because})", markup=False)
         if found := verdict.reproduction:
             again = f"failed {found.failed} of {found.times} times when sent again" if found.times else "not sent again"
-            out.print(f"    reproduce ({again}): {one_line(found.curl, 400)}", markup=False, soft_wrap=True)
+            command = found.command_line(str(self.folder))
+            out.print(f"    reproduce ({again}): {command}", markup=False, soft_wrap=True)
         shown = verdict.verdict == "pass" or any(probe.verdict == verdict.verdict for probe in verdict.probes)
         for failure in () if shown else verdict.slips:
             if failure.verdict == verdict.verdict:
                 _print_failure(failure)
 
-    def print_summary(self, results: "CheckResults", folder: Path) -> None:
+    def print_summary(self, results: "CheckResults") -> None:
         """Print the failures over all checks, and "fail: 15 of 17 checks passed, 2 with warnings, 1 skipped; …"."""
         from rich.markup import escape
 
@@ -201,7 +203,7 @@ class VerifyView:
         out.print(f"{verdict}: {', '.join(counts)}; {effort}", soft_wrap=True)
         for note in (*results.notes, *([results.stopped] if results.stopped else [])):
             out.print(escape(one_line(note)))
-        stderr_console().print(f"evidence: {escape(str(folder / 'verdicts'))}", soft_wrap=True)
+        stderr_console().print(f"evidence: {escape(str(self.folder / 'verdicts'))}", soft_wrap=True)
 
 
 def _print_failure(failure: "Failure") -> None:

@@ -4,9 +4,13 @@ The fields `slips`, `rungs`, `whose` and `habits` are named as the keys of the s
 """
 
 import math
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
+
+from moebox.escape import one_line
 
 Mark = Literal["pass", "warn", "fail", "skip"]
 Attribution = Literal["server", "model"]
@@ -144,6 +148,12 @@ class Reproduction:
     reason: str = ""
     curl: str = ""
     file: str = ""  # in the run folder
+
+    def command_line(self, folder: str = "", max_chars: int = 400) -> str:
+        """The curl command; a request that is long, or that a terminal would change, is read from its file."""
+        if not self.file or self.curl == one_line(self.curl, max_chars):
+            return self.curl
+        return f"{self.curl.partition(' -d ')[0]} --data-binary {shlex.quote(f'@{Path(folder, self.file)}')}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

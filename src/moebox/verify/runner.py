@@ -125,7 +125,8 @@ async def _run_checks(
             if run:
                 name = f"{CHECK_NAMES.index(verdict.name):02d}-{verdict.name}.json"
                 if found := verdict.reproduction:
-                    run.write_file(f"reproduce/{name}", hide_known_keys(codec.to_json(codec.to_plain(found.request))))
+                    raw = found.request if isinstance(found.request, str) else codec.to_json(found.request)
+                    run.write_file(f"reproduce/{name}", hide_known_keys(raw))
                     verdict = replace(verdict, reproduction=replace(found, file=f"reproduce/{name}"))
                 file = f"verdicts/{name}"
                 run.write_json(file, _truncate_strings(codec.to_plain(verdict)))

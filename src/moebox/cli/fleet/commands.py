@@ -149,7 +149,7 @@ def verify(
     refuse_if(not kill and options.streams != usual.streams, "streams needs --kill", hint="add --kill, or leave it out")
     record = fleet_record.find_fleet(name)
     run = Run.create(f"verify-{record.name}")
-    with VerifyView(quiet=json) as view:
+    with VerifyView(run.path, quiet=json) as view:
         verdict = fleet_verify.verify_fleet(
             record,
             options,
@@ -165,7 +165,7 @@ def verify(
         lines = [f"affinity: {affinity.reason}", *(f"  {probe.name}: {probe.reason}" for probe in affinity.probes)]
         for line in (*lines, *member_loss_lines(verdict.loss)):
             stdout_console().print(line, markup=False)
-        view.print_summary(verdict.checks, run.path)
+        view.print_summary(verdict.checks)
         if not verdict.is_good and verdict.checks.has_passed:
             stdout_console().print("every check passed, but the fleet did not: see above", style="red")
 

@@ -62,8 +62,9 @@ def score_text(score: Score | None) -> str:
 def check_evidence(check: CheckVerdict) -> list[tuple[str, str]]:
     """The texts about a whole check that there are, with titles."""
     causes = ", ".join(f"{cause.part} {cause.share:.0%}" for cause in check.causes)
-    curl = check.reproduction.curl if check.reproduction else ""
-    texts = (("evidence", check.evidence), ("likely cause", causes), ("reproduce", curl))
+    found = check.reproduction
+    command = f"{found.command_line(max_chars=MAX_EVIDENCE_CHARS)}\n# in the run folder: {found.file}" if found else ""
+    texts = (("evidence", check.evidence), ("likely cause", causes), ("reproduce", command))
     return [(title, limit_text(text)) for title, text in texts if text]
 
 
