@@ -1,6 +1,7 @@
 """Packages: complete, and without secrets or the machine's identity."""
 
 import getpass
+import html
 import json
 import os
 import random
@@ -17,6 +18,7 @@ from moebox.errors import BadInput
 from moebox.redact import HIDDEN
 from moebox.report.pack import pack_runs
 from moebox.report.tidy import redact_text
+from moebox.runs.reader import read_run
 from tests.report.making import a_run
 
 SECRETS = (
@@ -26,6 +28,24 @@ SECRETS = (
     "GPU-11111111-2222-3333-4444-555555555555",
     "hunter2hunter2",
 )
+
+
+def test_every_file_that_moebox_writes_is_its_own(tmp_path: Path) -> None:
+    """Requests that showed a failure are packed, and the report names them; what is about users is left out by name."""
+    run = a_run(tmp_path / "runs")
+    found = {"method": "POST", "url": "u", "curl": f"curl u -d '{'x' * 5000}'", "file": "reproduce/08-tools.json"}
+    run.write_json("verdicts/08-tools.json", {"name": "tools", "verdict": "fail", "reproduction": found})
+    for name in ("reproduce/08-tools.json", "usage.json", "traces.jsonl", "watch.jsonl", "bisect.json", "issue.md"):
+        run.write_file(name, "{}")
+    run.write_file("incidents/1.json", "{}")
+    run.write_file("notes.txt", "mine")
+    folder, left_out = pack_runs([run], tmp_path / "packed", pdf=False)
+
+    assert [gap for gap in read_run(run).gaps if "not written" in gap] == ["ignored, not written by moebox: notes.txt"]
+    assert (folder / "reproduce" / "08-tools.json").read_text() == "{}"
+    assert "--data-binary @reproduce/08-tools.json" in html.unescape((folder / "report.html").read_text())
+    assert not (folder / "usage.json").exists()
+    assert left_out == [f"{name}: about users, stays on this machine" for name in ("usage.json", "traces.jsonl")]
 
 
 def test_a_package_is_complete_and_clean(tmp_path: Path) -> None:

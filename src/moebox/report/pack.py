@@ -1,7 +1,7 @@
 """Runs as a folder or archive to publish, without secrets and without the machine's identity; or one run as a row.
 
     README.md  FINDINGS.md  report.html  report.pdf  launch.sh  gpu-info.txt  gpu-topology.txt
-    configs/  logs/  measurements/  verdicts/  patches/          of several runs, these lie in runs/NAME/
+    configs/  logs/  measurements/  verdicts/  reproduce/  patches/          of several runs, these lie in runs/NAME/
 
 Text is redacted line by line; files that are not text are left out, except samples, which hold only times.
 """
@@ -24,12 +24,11 @@ from moebox.report.files import OUTPUT_HINT, make_page, save_file
 from moebox.report.markdown import load_template, render_markdown
 from moebox.report.page import ReportPage, render_html
 from moebox.report.tidy import redact_text
+from moebox.runs.reader import PACKED_FILES, PACKED_FOLDERS, PRIVATE_FILES
 from moebox.runs.record import RunRecord
 from moebox.store import Run, plain
 from moebox.store.log import log_pieces
 
-CONFIGS = ("recipe.toml", "box.toml", "plan.json", "climb.json", "best.toml", "run.json", "launch.sh", "kernels.json")
-FOLDERS = ("measurements", "verdicts", "patches", "configs", "kernels", "recipes")
 TEXT = (".json", ".jsonl", ".toml", ".txt", ".md", ".log", ".patch", ".diff", ".sh", ".csv", ".xml", ".yaml", ".yml")
 BINARY = (".samples",)  # columns of times and counts
 MAX_FILE_BYTES = 64 * 2**20  # larger files are named in the README instead
@@ -45,6 +44,7 @@ ABOUT = {
     "logs": "the journal and the engine's log",
     "measurements": "every figure, and the times it was computed from",
     "verdicts": "each check with its evidence",
+    "reproduce": "the smallest request that showed each failed check's fault",
     "patches": "changes to the engine that were applied",
 }
 
@@ -117,12 +117,13 @@ def write_launch_files(record: RunRecord, folder: Path, left_out: list[str]) -> 
 
 def copy_run(run: Run, folder: Path, left_out: list[str]) -> None:
     """Copy the files of one run that may leave the machine; hidden files stay."""
-    for name in CONFIGS:
+    for name in PACKED_FILES:
         copy_file(run.path / name, folder / "configs" / name, left_out)
     logs = (run.path / "events.jsonl", *log_pieces(run.path / "engine.log"), *plain.list_entries(run.path, "*.log"))
     for log in logs:
         copy_file(log, folder / "logs" / log.name, left_out)
-    for name in FOLDERS:
+    left_out += [f"{name}: about users, stays on this machine" for name in PRIVATE_FILES if (run.path / name).exists()]
+    for name in PACKED_FOLDERS:
         source = run.path / name
         if source.is_symlink():
             left_out.append(f"{name}: is a link or no plain file")

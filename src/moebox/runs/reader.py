@@ -43,11 +43,16 @@ MAX_NAMES_SHOWN = 8  # files that are not ours
 MAX_SCRIPT_BYTES = 200_000  # a rendered launch.sh has about 5 kB
 ALL_CHECKS = "all checks together"
 RECIPES = ("recipe.toml", "best.toml", "start.toml")  # of a launch; of a climb its best, or the one it began with
-OWN_NAMES = {"run.json", "events.jsonl", "plan.json", PIPELINE, PIPELINE_BEFORE, "verify.json", "climb.json"}
-OWN_NAMES |= {"verdicts", "measurements", "climb", "kernels", "configs", "patches", "logs", "recipes", "kernels.json"}
-OWN_NAMES |= {"answers.json", "doctor.json", "report.html", "report.pdf", "report.md", "launch.sh", "tasks.json"}
-OWN_NAMES |= {"upgrade.json", "upgrade.md", "tune.json", "pareto.svg", "screen", "bisect.json"}
-OWN_NAMES |= {"tasks", "calibration.json", "compare.json", "nodes.json", "fleet.json", "A", "B", RESULT_FILE, FILE_NAME}
+# What moebox writes into run folders beside logs, recipes and hidden files. A package has the first in configs/, the
+# second as folders, and never what is about users.
+PACKED_FILES = (*RECIPES[:2], "box.toml", "plan.json", "climb.json", "run.json", "launch.sh", "kernels.json")
+PACKED_FOLDERS = ("measurements", "verdicts", "reproduce", "patches", "configs", "kernels", "recipes")
+PRIVATE_FILES = ("usage.json", "traces.jsonl")
+OWN_NAMES = {*PACKED_FILES, *PACKED_FOLDERS, *PRIVATE_FILES, PIPELINE, PIPELINE_BEFORE, RESULT_FILE, FILE_NAME}
+OWN_NAMES |= {"A", "B", "events.jsonl", "verify.json", "climb", "logs", "answers.json", "doctor.json", "report.html"}
+OWN_NAMES |= {"report.pdf", "report.md", "tasks", "tasks.json", "upgrade.json", "upgrade.md", "tune.json", "screen"}
+OWN_NAMES |= {"pareto.svg", "calibration.json", "compare.json", "nodes.json", "fleet.json", "bisect.json", "issue.md"}
+OWN_NAMES |= {"watch.jsonl", "watch.jsonl.1", "incidents", "litellm.yaml", "keys.sh"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
