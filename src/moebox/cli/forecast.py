@@ -171,7 +171,10 @@ def forecast(
     streams = _parse_counts(plan.concurrency, "--concurrency")
     prompts = _parse_counts(input, "--input", many=True)
     is_serving = bool(output or rate or workload)
-    mode = _wanted_mode(is_serving, decode=decode, prefill=prefill)
+    wanted: dict[Mode, bool] = {"serving": is_serving, "decode": decode, "prefill": prefill}
+    modes = [mode for mode, given in wanted.items() if given]
+    refuse_if(len(modes) > 1, "--decode, --prefill and a serving run are three different forecasts; give one")
+    mode = next(iter(modes), None)
     missing = is_serving and not workload and None in (input, output)
     refuse_if(missing, "a serving run needs --input and --output", hint="such as --input 8192 --output 2048")
     refuse_if(prompts and not (is_serving or prefill), "--input needs --output or --prefill")
@@ -205,14 +208,6 @@ def forecast(
         lambda: stdout_console().print(forecast_page(mode, found, rows, tiers)),
     )
     return exit_code(force or found.misfit is None)
-
-
-def _wanted_mode(is_serving: bool, *, decode: bool, prefill: bool) -> Mode | None:
-    """Return the kind of forecast that the flags ask for; BadInput for two kinds."""
-    wanted: dict[Mode, bool] = {"serving": is_serving, "decode": decode, "prefill": prefill}
-    modes = [mode for mode, given in wanted.items() if given]
-    refuse_if(len(modes) > 1, "--decode, --prefill and a serving run are three different forecasts; give one")
-    return next(iter(modes), None)
 
 
 def _with_flags(

@@ -136,12 +136,13 @@ def _litellm_start(router: RouterSettings, model: str, targets: tuple[RouterMemb
         files["keys.sh"] = litellm_keys(router, model, host)
     # `python -m litellm` does not exist: its console script is this function.
     run = "import sys; from litellm import run_server; sys.exit(run_server())"
+    keys = {router.key_env, *(target.key_env for target in targets)} - {""}
     return RouterStart(
         argv=("-c", run, "--config", "litellm.yaml", "--host", host, "--port", str(router.port)),
         files={"litellm.yaml": yaml.dump_yaml(config), **files},
         # Otherwise every start fetches a price list from GitHub, and waits if that cannot be reached.
         env={"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
-        key_envs=tuple(sorted({*_key_envs(router, targets), *({DATABASE} if router.users else ())})),
+        key_envs=tuple(sorted({*keys, DATABASE} if router.users else keys)),
     )
 
 
@@ -163,10 +164,6 @@ def litellm_keys(router: RouterSettings, model: str, host: str) -> str:
         )
         lines.append(f'  -d "{text}" > /dev/null && echo {name}')
     return "\n".join(lines) + "\n"
-
-
-def _key_envs(router: RouterSettings, targets: tuple[RouterMember, ...]) -> tuple[str, ...]:
-    return tuple(sorted({router.key_env, *(target.key_env for target in targets)} - {""}))
 
 
 def router_script(router: RouterSettings, started: RouterStart, *, title: str) -> str:

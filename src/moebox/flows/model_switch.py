@@ -14,14 +14,7 @@ from moebox import http
 from moebox.core.deployment import Deployment
 from moebox.core.engine_event import ModelSwapped
 from moebox.errors import ExternalError, MoeboxError, refuse_if
-from moebox.fleet.models_file import (
-    ModelNeeds,
-    ModelsFile,
-    device_room,
-    fit_together,
-    model_needs,
-    plan_sleep,
-)
+from moebox.fleet.models_file import ModelNeeds, ModelsFile, device_room, fit_together, model_needs, plan_sleep
 from moebox.loose import get_objects
 from moebox.planner.kv_tiers import RATE_RANGE
 from moebox.serve.session import EngineSession, launch_engine, prepare_launch
