@@ -81,8 +81,7 @@ def plan(
     """
     from dataclasses import replace
 
-    from moebox.checkpoint import look_up_model
-    from moebox.checkpoint.remote import FORMATS_SEEN
+    from moebox.checkpoint import FORMATS_SEEN, look_up_model
     from moebox.core import validation
     from moebox.core.plan import PlanWarning
     from moebox.flows import boxes, recipes

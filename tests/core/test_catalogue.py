@@ -5,6 +5,8 @@ import pytest
 from moebox.core import catalogue
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Recipe
+from moebox.core.symptom import KnownScan, Symptom, known_scan
+from moebox.detect.declared import gpu_by_alias
 from moebox.errors import UnknownName
 from moebox.sizing import kv
 
@@ -180,3 +182,17 @@ def test_the_required_gpus_are_known():
     wanted = "rtx-pro-6000-server rtx-pro-6000-workstation rtx-pro-6000-max-q rtx-5090 rtx-4090 rtx-3090 a100-80gb "
     wanted += "h100 h200 b200 b300 gb10 l40s mi300x"
     assert set(wanted.split()) <= set(catalogue.gpus())
+
+
+def test_rows_by_word_are_those_of_the_whole_table():
+    """Rows that do not mention a word are not parsed; those that mean it are all there."""
+    checkpoints = catalogue.table_rows(catalogue.CheckpointRow, "checkpoints", "checkpoint")
+    for model in catalogue.models().values():
+        published = catalogue.published_checkpoints(model.name)
+        assert [each.name for each in published] == [row.name for row in checkpoints if model.name in row.models]
+        assert all(catalogue.find_model(name) == model for name in (model.name, *model.aliases, model.repo))
+    scans = catalogue.table_rows(KnownScan, "kernels", "scan")
+    assert all(known_scan(engine=s.engine, version=s.version, sm=s.arch[3:], kv=s.kv) == s for s in scans)
+    foreseen = [each for each in catalogue.table_rows(Symptom, "symptoms", "symptom") if each.foresee]
+    assert [s for s in catalogue.table_rows(Symptom, "symptoms", "symptom", "foresee") if s.foresee] == foreseen
+    assert all(gpu_by_alias(name) == gpu for name, gpu in catalogue.gpus().items())

@@ -7,6 +7,7 @@ import pytest
 
 from moebox.core import registry
 from moebox.engines.engine import Engine, load_engine
+from moebox.engines.events import engine_patterns
 
 SOURCE = Path(registry.__file__).parents[1]
 
@@ -36,6 +37,6 @@ def test_every_engine_is_an_object_with_its_own_log_and_refusals(name: str) -> N
     engine = load_engine(name)
     assert engine.traits is registry.engine_traits(name)
     assert engine.fields
-    assert engine.log_patterns is not Engine.log_patterns
+    assert engine.log_patterns != engine_patterns("common")
     assert type(engine).find_refusals is not Engine.find_refusals
     assert type(engine).memory_lines is not Engine.memory_lines

@@ -16,6 +16,8 @@ from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Recipe
 from moebox.errors import BadInput, UnknownName, Unsupported, refuse_if, suggest_path
 
+FORMATS_SEEN = "formats seen on the Hub"  # a plan adds to this note which one it uses
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedModel:

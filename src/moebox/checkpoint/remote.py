@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from moebox import codec, files
-from moebox.checkpoint import ResolvedModel, model_from_file, model_from_folder
+from moebox.checkpoint import FORMATS_SEEN, ResolvedModel, model_from_file, model_from_folder
 from moebox.checkpoint.gguf import HeaderCutShort
 from moebox.checkpoint.gguf import read_header as read_gguf_header
 from moebox.checkpoint.safetensors import MAX_HEADER_BYTES
@@ -37,9 +37,6 @@ MAX_GGUF_HEADER = 256 << 20  # bytes; a vocabulary of 200,000 tokens takes about
 FORMATS = ("nvfp4", "mxfp8", "mxfp4", "fp8", "awq", "gptq", "compressed-tensors", "exl3", "exl2", "gguf", "mlx")
 _QUANT = re.compile(r"(?:(?:UD|smol)-)?(?:I?Q\d\w*|TQ\d\w*|MXFP4\w*|BF16|F16|F32)", re.IGNORECASE)
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
-
-
-FORMATS_SEEN = "formats seen on the Hub"  # a plan adds to this note which one it uses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from moebox.checkpoint import deploy, planned_checkpoint, resolve_model
 from moebox.cli.flags import parse_count, parse_token_count
@@ -12,7 +12,6 @@ from moebox.core.model import Model
 from moebox.core.plan import Goal, Memory, PlanWarning
 from moebox.core.recipe import Recipe
 from moebox.core.setting import split_setting
-from moebox.core.workload_file import Simulation
 from moebox.engines import check_recipe, memory_budget
 from moebox.errors import DoesNotFit, refuse_if
 from moebox.flows import boxes, recipes
@@ -22,6 +21,9 @@ from moebox.planner.fit import Misfit, find_misfit
 from moebox.planner.speed import Speed
 from moebox.planner.warnings import known_issues, short_cache_warnings
 from moebox.units import format_count
+
+if TYPE_CHECKING:
+    from moebox.core.workload_file import Simulation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +200,7 @@ def with_context_warning(target: ForecastTarget, length: int) -> ForecastTarget:
     return replace(target, warnings=(*target.warnings, warning))
 
 
-def with_known_facts(target: ForecastTarget, facts: Simulation) -> ForecastTarget:
+def with_known_facts(target: ForecastTarget, facts: "Simulation") -> ForecastTarget:
     """Replace what the user knows better than the planner: cache, acceptance of draft tokens."""
     if facts.kv_tokens is not None:
         target = replace(target, memory=replace(target.memory, kv_tokens=facts.kv_tokens), misfit=None)

@@ -3,7 +3,6 @@
 `planner.speed.measured` computes the speed of the whole model from them.
 """
 
-import hashlib
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
@@ -222,6 +221,8 @@ def _without_later_defaults(facts: dict[str, object]) -> dict[str, object]:
 
 def shape_id(model: Model) -> str:
     """A short id of the shape of the model's layers; models that differ only in depth share it."""
+    import hashlib  # slow to import
+
     kinds: list[list[object]] = []
     for layers in model.stack:
         facts: dict[str, object] = codec.to_plain(layers.kind)

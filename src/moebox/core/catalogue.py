@@ -4,10 +4,10 @@ To add a GPU, a model or a checkpoint, change a TOML file in `moebox/data`, neve
 """
 
 import functools
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any, TypeVar, cast
 
 from moebox import codec
@@ -26,19 +26,30 @@ def load_table(name: str) -> Mapping[str, Any]:
     return tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
 
 
-@functools.cache
-def decode_rows(kind: Any, table: str, key: str) -> tuple[Any, ...]:
-    rows = load_table(table)[key]
+def rows_with_word(table: str, key: str, word: str) -> list[dict[str, object]]:
+    """Read the rows [[key]] that mention a word; the other rows of a long table are not parsed."""
+    parts = re.split(rf"^(?=\[\[{key}]])", (FOLDER / f"{table}.toml").read_text(encoding="utf-8"), flags=re.M)[1:]
+    found: list[dict[str, object]] = tomllib.loads("\n".join(part for part in parts if word in part.lower())).get(
+        key, []
+    )
+    return found
+
+
+@functools.lru_cache(maxsize=1024)  # words may come from users
+def decode_rows(kind: Any, table: str, key: str, word: str) -> tuple[Any, ...]:
+    rows = rows_with_word(table, key, word) if word else load_table(table)[key]
     return tuple(codec.decode(kind, row, where=f"{table}.toml [{next(iter(row.values()), '')}]") for row in rows)
 
 
-def table_rows(kind: type[T], table: str, key: str) -> tuple[T, ...]:
-    """Return the rows [[key]] of `moebox/data/TABLE.toml`, decoded once."""
-    return cast("tuple[T, ...]", decode_rows(cast(Any, kind), table, key))
+def table_rows(kind: type[T], table: str, key: str, word: str = "") -> tuple[T, ...]:
+    """Return the rows [[key]] of `moebox/data/TABLE.toml`, decoded once; with `word` those that mention it anywhere."""
+    return cast("tuple[T, ...]", decode_rows(cast(Any, kind), table, key, word.lower()))
 
 
 def package_table(kind: type[T], package: str, name: str) -> T:
     """Read NAME.toml of an engine's package; the defaults of `kind` if it has none."""
+    from importlib import resources  # slow to import
+
     file = resources.files(package).joinpath(f"{name}.toml")
     document = tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     return codec.decode(kind, document, where=f"{package}/{name}.toml")
@@ -64,7 +75,7 @@ def find_gpu(name: str) -> Gpu:
 def find_model(name: str) -> Model:
     """Find a model by its name, an alias or its repository."""
     wanted = name.lower()
-    for known in models().values():
+    for known in table_rows(Model, "models", "model", wanted):
         if wanted in (known.name, *known.aliases, known.repo.lower()):
             return known
     near = suggest_names(name, models())
@@ -74,7 +85,7 @@ def find_model(name: str) -> Model:
 
 @functools.cache
 def published_checkpoints(model_name: str) -> tuple[Checkpoint, ...]:
-    rows = table_rows(CheckpointRow, "checkpoints", "checkpoint")
+    rows = table_rows(CheckpointRow, "checkpoints", "checkpoint", model_name)
     return tuple(checkpoint_from_row(find_model(model_name), row) for row in rows if model_name in row.models)
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from moebox.core import catalogue
+from moebox.core.symptom import KnownFailure
 from moebox.errors import UnknownName
 
 LaunchVerdict = Literal["launches", "spills", "does not fit", "does not compile"]
@@ -98,47 +99,6 @@ class KernelScan:
     def failing_launches(self) -> tuple[KernelLaunch, ...]:
         """Launches that do not fit or compile."""
         return tuple(launch for launch in self.launches if launch.verdict in ("does not fit", "does not compile"))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownFailure:
-    """A launch that does not fit, from the table of scanned releases."""
-
-    kernel: str
-    case: str
-    shared_bytes: int
-    limit_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownScan:
-    """A scan of a release, from data/kernels.toml."""
-
-    engine: str
-    version: str
-    arch: str
-    kv: str
-    triton: str
-    launches: int
-    not_covered: int
-    bad: tuple[KnownFailure, ...] = ()
-
-    @property
-    def attention_failures(self) -> tuple[KnownFailure, ...]:
-        """Failures that do not depend on the format of the weights."""
-        return tuple(bad for bad in self.bad if not bad.case.startswith("fused MoE"))
-
-
-def known_scan(*, engine: str, version: str, sm: str, kv: str) -> KnownScan | None:
-    wanted = (engine, version, f"sm_{sm.replace('.', '')}", kv)
-    scans = catalogue.table_rows(KnownScan, "kernels", "scan")
-    return next((scan for scan in scans if (scan.engine, scan.version, scan.arch, scan.kv) == wanted), None)
-
-
-def known_failures(*, engine: str, version: str, sm: str, kv: str) -> tuple[KnownFailure, ...]:
-    """Attention kernels of a scanned release that do not launch on this GPU with this cache type."""
-    scan = known_scan(engine=engine, version=version, sm=sm, kv=kv)
-    return scan.attention_failures if scan else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

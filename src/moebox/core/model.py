@@ -64,7 +64,7 @@ class Licence:
     limits: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Model:
     """An architecture with its sizes."""
 
@@ -108,7 +108,7 @@ class Model:
         assert self.others, f"{self.name} has no attention"
         return max(self.others, key=lambda layers: (layers.kind.entries_per_token > 0, layers.count)).kind
 
-    @property
+    @functools.cached_property
     def stack(self) -> tuple[Layers, ...]:
         return _stack(self.layers, self.mla, self.gqa, self.others)
 
@@ -139,7 +139,7 @@ class Model:
         bias = 2 * self.moe.intermediate + self.hidden if self.moe.bias else 0
         return self.moe.matrices * (self.moe.latent or self.hidden) * self.moe.intermediate + bias
 
-    @property
+    @functools.cached_property
     def parameters_by_component(self) -> dict[Component, int]:
         if self.counted:
             return dict(self.counted)
@@ -191,7 +191,6 @@ class Model:
         return round(elements * KV_BYTES[kv])
 
 
-@functools.lru_cache(maxsize=256)
 def _stack(layers: int, mla: Mla | None, gqa: Gqa | None, others: tuple[Layers, ...]) -> tuple[Layers, ...]:
     rest = layers - sum(each.count for each in others)
     if not (mla or gqa) or rest <= 0:

@@ -147,9 +147,11 @@ def _architecture(rules: ReleaseRules, setup: Setup) -> Iterator[StartRefusal]:
     """An architecture that a later release has, or an earlier one had."""
     assert setup.model is not None
     name = setup.model.architecture
-    every = {known: row for row in rules.tables.get("architecture", ()) for known in row["names"]}
-    if name in every and name not in rules.names("architecture"):
-        versions = every[name]["versions"].replace(">=", "").replace("==", "").split(",")[0]
+    if name in rules.names("architecture"):
+        return
+    rows = [row for row in rules.tables.get("architecture", ()) if name in row["names"]]
+    if rows:
+        versions = rows[-1]["versions"].replace(">=", "").replace("==", "").split(",")[0]
         yield rules.refusal(f"{setup.engine} {rules.release} has no {name}: {versions} is the first release that does")
 
 

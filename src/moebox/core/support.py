@@ -8,7 +8,8 @@ import re
 from dataclasses import dataclass, replace
 
 from moebox.core import families, registry
-from moebox.core.catalogue import load_table
+from moebox.core.catalogue import table_rows
+from moebox.core.model import Model
 from moebox.core.start_rules import StartRefusal, accepted_kernels, engine_architectures, release_rules, start_refusals
 from moebox.core.support_matrix import (
     WORST_FIRST,
@@ -106,7 +107,7 @@ def _acceptance(setup: Setup) -> str:
         names, first = {*row.names}, row.first.get(setup.engine, "")
         since = f" since {first}" if first else ""
     elif any(setup.engine in each.first for each in families.architecture_rows()):  # not an engine of another package
-        listed |= {model["architecture"] for model in load_table("models")["model"]}
+        listed |= {model.architecture for model in table_rows(Model, "models", "model", setup.model.architecture)}
     if not since and names.isdisjoint(listed):
         return ""
     return f"it has the architecture{since}; what it checks of GPU and format is not known"

@@ -183,7 +183,7 @@ def match_row(row: SupportRow, setup: Setup) -> Match | None:
     """The row with the conditions that stay open, or None if the setup does not meet one."""
     from moebox.core.support_settings import setting_holds
 
-    if (row.kv and setup.kv not in row.kv) or not layout_holds(row.layout, setup.recipe):
+    if (row.kv and setup.kv not in row.kv) or (row.layout and not layout_holds(row.layout, setup.recipe)):
         return None
     open_conditions = []
     for key, wanted in row.settings.items():

@@ -1,6 +1,6 @@
 """Known failures: how each looks, its cause, its fix and the conditions under which it occurs.
 
-The table is `moebox/data/symptoms.toml`; `doctor.logs` searches logs for them.
+The tables are symptoms.toml and kernels.toml of `moebox/data`; `doctor.logs` searches logs for symptoms.
 """
 
 import fnmatch
@@ -123,7 +123,7 @@ def predicted_symptoms(
 @functools.lru_cache(maxsize=64)
 def _possible_symptoms(engine: str, version: str, sm: str, model: str) -> tuple[Symptom, ...]:
     """Symptoms to warn of with some settings; cached, since a plan tries hundreds of recipes."""
-    every = table_rows(Symptom, "symptoms", "symptom")
+    every = table_rows(Symptom, "symptoms", "symptom", "foresee")
     foreseeable = (symptom for symptom in every if symptom.foresee and symptom.applies.covers_model(model))
     return tuple(each for each in foreseeable if each.applies.covers(engine=engine, version=version, sm=sm))
 
@@ -144,6 +144,47 @@ def _matches(value: Any, wanted: str) -> bool:
     if isinstance(value, bool):
         return wanted == str(value).lower()
     return given and fnmatch.fnmatchcase(str(value).lower(), wanted.lower())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownFailure:
+    """A launch that does not fit, from the table of scanned releases."""
+
+    kernel: str
+    case: str
+    shared_bytes: int
+    limit_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownScan:
+    """A scan of a release, from data/kernels.toml."""
+
+    engine: str
+    version: str
+    arch: str
+    kv: str
+    triton: str
+    launches: int
+    not_covered: int
+    bad: tuple[KnownFailure, ...] = ()
+
+    @property
+    def attention_failures(self) -> tuple[KnownFailure, ...]:
+        """Failures that do not depend on the format of the weights."""
+        return tuple(bad for bad in self.bad if not bad.case.startswith("fused MoE"))
+
+
+def known_scan(*, engine: str, version: str, sm: str, kv: str) -> KnownScan | None:
+    wanted = (engine, version, f"sm_{sm.replace('.', '')}", kv)
+    scans = table_rows(KnownScan, "kernels", "scan", wanted[2])
+    return next((scan for scan in scans if (scan.engine, scan.version, scan.arch, scan.kv) == wanted), None)
+
+
+def known_failures(*, engine: str, version: str, sm: str, kv: str) -> tuple[KnownFailure, ...]:
+    """Attention kernels of a scanned release that do not launch on this GPU with this cache type."""
+    scan = known_scan(engine=engine, version=version, sm=sm, kv=kv)
+    return scan.attention_failures if scan else ()
 
 
 def changes_text(changes: Mapping[str, Flag]) -> str:

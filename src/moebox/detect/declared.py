@@ -185,9 +185,12 @@ def parse_gpus(text: str, described: Mapping[str, Gpu] = MappingProxyType({})) -
 
 def gpu_by_alias(name: str) -> Gpu:
     """Find a GPU of the catalogue by its name, an alias, or the name that its driver reports."""
+    slug = re.sub(r"[\s_]+", "-", name)
+    for gpu in catalogue.table_rows(Gpu, "gpus", "gpu", slug):
+        if gpu.name == slug:
+            return gpu
     table, known = catalogue.load_table("gpus"), catalogue.gpus()
     aliases: dict[str, str] = table.get("aliases", {})
-    slug = re.sub(r"[\s_]+", "-", name)
     found = aliases.get(slug, slug)
     if re.match(r"(nvidia|amd|geforce)\s", name):
         rows = (row for row in table["driver"] if "min_memory" not in row)

@@ -19,15 +19,11 @@ from moebox.core.plan import ArithmeticLine, Memory, PlanWarning
 from moebox.core.recipe import Flag, Recipe
 from moebox.core.traits import Traits
 from moebox.engines.arguments import LaunchNode
-from moebox.engines.events import LogEvent, LogPattern, log_pattern, match_line
+from moebox.engines.events import LogEvent, LogPattern, engine_patterns, match_line
 from moebox.engines.flags import Argument
 from moebox.engines.refusals import common_refusals
 from moebox.errors import BadInput
 
-COMMON_PATTERNS = (  # common messages of servers
-    log_pattern(r"Application startup complete|Uvicorn running on|listening on http", "ready", "ready"),
-    log_pattern(r"out of memory|OutOfMemoryError|[Aa]ddress already in use", "error"),
-)
 EMPTY: Mapping[str, str] = MappingProxyType({})
 
 
@@ -100,9 +96,13 @@ class Engine(Protocol):
         return recipe.batched_tokens or self.traits.step_tokens
 
     # Log, refusals and rehearsal.
-    log_patterns: Sequence[LogPattern] = COMMON_PATTERNS  # what lines of its log report
     even_routing: Mapping[str, str] = EMPTY  # variables that distribute tokens evenly over experts
     dummy_flags: Mapping[str, Flag] = EMPTY  # flags that make it generate its weights; empty if it cannot
+
+    @property
+    def log_patterns(self) -> Sequence[LogPattern]:
+        """What lines of its log report; by default as in data/log_patterns.toml, else common messages of servers."""
+        return engine_patterns(self.traits.name)
 
     def parse_log_line(self, line: str) -> LogEvent | None:
         """Return what a line of its log reports, or None."""

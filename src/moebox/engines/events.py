@@ -36,22 +36,18 @@ class LogPattern:
     units: dict[str, float] = field(default_factory=dict)
 
 
-def log_pattern(pattern: str, kind: EventKind, phase: Phase | None = None, **units: float) -> LogPattern:
-    return LogPattern(pattern=re.compile(pattern), kind=kind, phase=phase, units=units)
-
-
 @functools.cache
 def engine_patterns(engine: str) -> tuple[LogPattern, ...]:
-    """What lines of an engine's log report, from data/log_patterns.toml."""
+    """What lines of an engine's log report, from data/log_patterns.toml; common messages of servers if it has none."""
+    table = load_table("log_patterns")
     return tuple(
-        log_pattern(
-            row["pattern"],
-            row["kind"],
-            row.get("phase"),
-            **dict.fromkeys(row.get("gib", ()), GIB),
-            **dict.fromkeys(row.get("mib", ()), MIB),
+        LogPattern(
+            pattern=re.compile(row["pattern"]),
+            kind=row["kind"],
+            phase=row.get("phase"),
+            units=dict.fromkeys(row.get("gib", ()), GIB) | dict.fromkeys(row.get("mib", ()), MIB),
         )
-        for row in load_table("log_patterns")[engine]
+        for row in table.get(engine, table["common"])
     )
 
 

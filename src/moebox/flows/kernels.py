@@ -8,7 +8,8 @@ from dataclasses import replace
 from moebox import engines
 from moebox.core.deployment import Deployment
 from moebox.core.event import KernelsChecked
-from moebox.core.kernel import KernelFindings, KernelScan, NotCovered, find_arch, known_scan
+from moebox.core.kernel import KernelFindings, KernelScan, NotCovered, find_arch
+from moebox.core.symptom import known_scan
 from moebox.errors import BadInput, UnknownName
 from moebox.kernels.scan import known_problems
 from moebox.loose import get_objects

@@ -18,12 +18,10 @@ from moebox.core.plan import Plan
 from moebox.core.recipe import Climb, Listen, Recipe, Runtime
 from moebox.core.setting import apply_settings, split_setting
 from moebox.data import FOLDER
-from moebox.detect import host
 from moebox.errors import BadInput, UnknownName, suggest_names, suggest_path
 from moebox.flows import boxes
 from moebox.flows.settings import with_setting
 from moebox.phantom import gguf_path
-from moebox.store import runs_dir
 from moebox.units import format_count
 
 if TYPE_CHECKING:
@@ -56,6 +54,7 @@ def saved_recipes() -> dict[str, Path]:
 def run_recipes(runs: Path | None = None) -> dict[str, Path]:
     """Return the recipes of runs by name: of the newest run, and the best verified one if it climbed."""
     from moebox.runs.listing import list_summaries  # reading runs takes a third of a second to import
+    from moebox.store import runs_dir
 
     found: dict[str, Path] = {}
     for row in list_summaries(runs):
@@ -174,8 +173,10 @@ def phantom_threads() -> int:
         if not given.isdecimal() or not int(given):
             raise BadInput(f"{THREADS}: {given!r} is not a number of threads", hint="write it like 2, or unset it")
         return int(given)
+    from moebox.detect.host import cpu_busy_share  # psutil takes long to import
+
     cores = len(os.sched_getaffinity(0))
-    return max(1, min(cores - 1, MOST_THREADS)) if host.cpu_busy_share() < QUIET else 1
+    return max(1, min(cores - 1, MOST_THREADS)) if cpu_busy_share() < QUIET else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

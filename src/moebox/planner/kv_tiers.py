@@ -4,17 +4,20 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from moebox.core.deployment import Deployment
 from moebox.core.plan import Memory
 from moebox.core.recipe import KvTiers
 from moebox.engines import find_refusals
-from moebox.planner.schedule import Scheduler
 from moebox.planner.speed import Speed
 from moebox.planner.speed.host import SLOWEST_RAM
 from moebox.planner.speed.links import pcie_rate
 from moebox.sizing.kv import tier_token_bytes
 from moebox.units import format_count
+
+if TYPE_CHECKING:
+    from moebox.planner.schedule import Scheduler
 
 GIB = 2**30
 # Share of a GPU's link that copies from RAM reach. Blocks of 0.5 to 2 MB (vLLM since 0.12) come close to all of it; the
@@ -39,7 +42,7 @@ class PrefixCache:
     Tiers are written through, so each holds the most recent conversations up to its size, those of the GPUs included.
     """
 
-    def __init__(self, scheduler: Scheduler, shared: int = 0, tiers: Sequence[CacheTier] = ()) -> None:
+    def __init__(self, scheduler: "Scheduler", shared: int = 0, tiers: Sequence[CacheTier] = ()) -> None:
         self.scheduler, self.shared, self.tiers = scheduler, shared, tuple(tiers)
         scheduler.shared_tokens = self.once = shared if scheduler.rules.shares_blocks else 0
         self.held: list[OrderedDict[int, int]] = [OrderedDict() for _ in range(1 + len(self.tiers))]

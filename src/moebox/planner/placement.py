@@ -4,6 +4,7 @@ The head of the stack goes to the first GPU and the tail to the last. Each GPU t
 cache and attention are there already. llama.cpp over several nodes puts whole layers on every node's GPUs or RAM.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -60,11 +61,9 @@ def with_expert_layers(box: Box, model: Model, recipe: Recipe, counts: tuple[int
 
 def divide_evenly(room: list[int], wanted: int) -> tuple[int, ...]:
     """Divide `wanted` layers over devices with that much room, as evenly as possible."""
-    counts = [0] * len(room)
-    while sum(counts) < wanted:
-        slot = min((i for i in range(len(room)) if counts[i] < room[i]), key=lambda i: (counts[i], i))
-        counts[slot] += 1
-    return tuple(counts)
+    turns = sorted((turn, slot) for slot, most in enumerate(room) for turn in range(min(most, wanted)))[:wanted]
+    counts = Counter(slot for _, slot in turns)
+    return tuple(counts[slot] for slot in range(len(room)))
 
 
 def multi_node_recipes(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe) -> Iterator[Recipe]:

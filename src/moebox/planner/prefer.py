@@ -67,17 +67,17 @@ def all_discounts(rated: RatedCandidate) -> tuple[Discount, ...]:
     factor = 1 - PER_HIGHER_UTILIZATION * beyond
     slow = estimated_slow_rows(rated.deployment)
     settings = (
-        (parallel.dcp > 1, Discount(DIVIDED_CACHE, "a cache divided by DCP is less proven")),
-        (parallel.pp > 1, Discount(LESS_PLAIN, "pipeline stages add what can go wrong")),
-        (parallel.group_nodes > 1, Discount(LESS_PLAIN, "tensor parallelism over nodes depends on the network")),
-        (parallel.ep, Discount(LESS_PLAIN, "expert parallelism adds what can go wrong")),
-        (recipe.max_seqs == 1, Discount(ONE_SLOT, "it answers one request at a time")),
-        (beyond > 0, Discount(factor, f"a memory utilization of {share} leaves less for peaks")),
-        (recipe.speculate, Discount(LAST_RESORT, "drafts are tried once it runs")),
-        (recipe.runtime.preset, Discount(LAST_RESORT, "the image is a third party's patch")),
+        (parallel.dcp > 1, DIVIDED_CACHE, "a cache divided by DCP is less proven"),
+        (parallel.pp > 1, LESS_PLAIN, "pipeline stages add what can go wrong"),
+        (parallel.group_nodes > 1, LESS_PLAIN, "tensor parallelism over nodes depends on the network"),
+        (parallel.ep, LESS_PLAIN, "expert parallelism adds what can go wrong"),
+        (recipe.max_seqs == 1, ONE_SLOT, "it answers one request at a time"),
+        (beyond > 0, factor, f"a memory utilization of {share} leaves less for peaks"),
+        (recipe.speculate, LAST_RESORT, "drafts are tried once it runs"),
+        (recipe.runtime.preset, LAST_RESORT, "the image is a third party's patch"),
     )
     discounts += [Discount(row.factor or 1.0, f"reported slower than this: {row.text}", always=True) for row in slow]
-    return (*discounts, *(discount for applies, discount in settings if applies))
+    return (*discounts, *(Discount(factor, reason) for applies, factor, reason in settings if applies))
 
 
 def format_discount(model: Model, checkpoint: Checkpoint) -> Discount:

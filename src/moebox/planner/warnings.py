@@ -9,7 +9,6 @@ from moebox import engines
 from moebox.core import gpu_list, registry, symptom
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
-from moebox.core.kernel import known_failures
 from moebox.core.plan import Memory, PlanWarning
 from moebox.core.remedy import choose_remedy
 from moebox.sizing.constants import bytes_held_by_others
@@ -60,7 +59,7 @@ def _kernel_failures(deployment: Deployment, version: str) -> Iterator[PlanWarni
     """Yield the kernels of this release that were compiled for a GPU's architecture and do not fit it."""
     engine, kv = deployment.recipe.engine, "fp8" if deployment.recipe.kv == "fp8" else "bf16"
     for gpu in deployment.gpu_kinds:
-        for failure in known_failures(engine=engine, version=version, sm=gpu.sm, kv=kv):
+        for failure in symptom.known_failures(engine=engine, version=version, sm=gpu.sm, kv=kv):
             yield PlanWarning(
                 symptom="",
                 text=f"{failure.kernel} of {engine} {version} needs {format_count(failure.shared_bytes)} bytes of "

@@ -19,10 +19,11 @@ from moebox import codec
 from moebox.core.box import Box
 from moebox.core.engine_event import AttemptEnded, AttemptReady, AttemptStarted, PublishedFacts
 from moebox.core.event import ClimbBegan, ClimbStep, ServerMeasured, UpgradeStep, VerifyBegan, marks_simulation
-from moebox.core.kernel import KernelFindings, KernelLaunch, KnownFailure
+from moebox.core.kernel import KernelFindings, KernelLaunch
 from moebox.core.pipeline import Pipeline
 from moebox.core.plan import Plan
 from moebox.core.recipe import Recipe
+from moebox.core.symptom import KnownFailure
 from moebox.core.verdict import CheckResults, CheckVerdict, Gain, Mark
 from moebox.errors import BadInput
 from moebox.escape import one_line

@@ -4,7 +4,6 @@ import re
 
 from moebox.core.deployment import Deployment
 from moebox.core.plan import Memory, PlanWarning
-from moebox.engines.events import engine_patterns
 from moebox.engines.flags import version_key, version_or_newest
 from moebox.engines.ggml.engine import GgmlEngine
 from moebox.engines.ggml.memory import expert_layers_on_gpus, memory_budget, offload_threshold
@@ -24,7 +23,6 @@ class IkLlamaCppEngine(GgmlEngine):
     entry_command = staticmethod(argv.entry_command)
     hide_api_key = staticmethod(argv.hide_api_key)
     memory_budget = staticmethod(memory_budget)
-    log_patterns = engine_patterns("ik_llama.cpp")
 
     def setting_reasons(self, deployment: Deployment, memory: Memory) -> list[str]:
         """Return from which micro-batch on the GPUs compute the experts in RAM, if there are any.

@@ -1,11 +1,12 @@
 """KTransformers: its log, what it refuses, and the object that moebox uses."""
 
 import re
+from collections.abc import Sequence
 
 from moebox.core.deployment import Deployment
 from moebox.core.plan import PlanWarning
 from moebox.engines.engine import Engine
-from moebox.engines.events import engine_patterns
+from moebox.engines.events import LogPattern, engine_patterns
 from moebox.engines.ktransformers import argv, memory
 from moebox.engines.ktransformers.traits import TRAITS
 from moebox.engines.refusals import plan_warning
@@ -43,7 +44,10 @@ class KTransformersEngine(Engine):
     prompts_first = sglang.SglangEngine.prompts_first
     reserves_output = sglang.SglangEngine.reserves_output
     schedules_ahead = sglang.SglangEngine.schedules_ahead
-    log_patterns = (*engine_patterns("ktransformers"), *sglang.SglangEngine.log_patterns)
+
+    @property
+    def log_patterns(self) -> Sequence[LogPattern]:
+        return (*engine_patterns(self.traits.name), *sglang.ENGINE.log_patterns)
 
     def find_refusals(self, deployment: Deployment) -> list[PlanWarning]:
         recipe, box, checkpoint = deployment.recipe, deployment.box, deployment.known_checkpoint

@@ -5,7 +5,6 @@ import re
 from moebox.core.deployment import Deployment
 from moebox.core.plan import PlanWarning
 from moebox.core.recipe import Hybrid
-from moebox.engines.events import engine_patterns
 from moebox.engines.ggml.engine import GgmlEngine
 from moebox.engines.llama_cpp import argv, memory
 from moebox.engines.llama_cpp.traits import TRAITS
@@ -23,7 +22,6 @@ class LlamaCppEngine(GgmlEngine):
     worker_command = staticmethod(argv.worker_command)
     entry_command = staticmethod(argv.entry_command)
     memory_budget = staticmethod(memory.memory_budget)
-    log_patterns = engine_patterns("llama.cpp")
 
     def find_refusals(self, deployment: Deployment) -> list[PlanWarning]:
         recipe, flags, found = deployment.recipe, deployment.recipe.flags, super().find_refusals(deployment)

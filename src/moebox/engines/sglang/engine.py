@@ -8,7 +8,6 @@ from moebox.core.deployment import Deployment
 from moebox.core.plan import Memory, PlanWarning
 from moebox.core.recipe import Flag, Recipe
 from moebox.engines.engine import Engine
-from moebox.engines.events import engine_patterns
 from moebox.engines.refusals import layer_override, plan_warning, require_fp8_cache, weight_format_refusals
 from moebox.engines.sglang import argv, memory
 from moebox.engines.sglang.traits import TRAITS
@@ -61,7 +60,6 @@ class SglangEngine(Engine):
     prompts_first = True
     reserves_output = True
     schedules_ahead = True  # the overlap scheduler, the default since 0.4
-    log_patterns = engine_patterns("sglang")
     even_routing = EVEN_ROUTING
     dummy_flags = DUMMY_FLAGS
 

@@ -8,7 +8,6 @@ from moebox.core.model import Mla
 from moebox.core.plan import PlanWarning
 from moebox.core.recipe import Flag, Recipe
 from moebox.engines.engine import Engine
-from moebox.engines.events import engine_patterns
 from moebox.engines.refusals import layer_override, plan_warning, require_fp8_cache, sm_majors, weight_format_refusals
 from moebox.engines.vllm import argv, memory
 from moebox.engines.vllm.traits import TRAITS
@@ -76,7 +75,6 @@ class VllmEngine(Engine):
     setting_reasons = staticmethod(memory.setting_reasons)
     default_max_seqs = 1024  # on GPUs of 70 GiB and more (engine/arg_utils.py)
     schedules_ahead = True  # asynchronous scheduling, the default since 0.14
-    log_patterns = engine_patterns("vllm")
     even_routing = EVEN_ROUTING
     dummy_flags = DUMMY_FLAGS
 

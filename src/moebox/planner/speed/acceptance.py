@@ -47,7 +47,8 @@ def _with_rows(cost: tables.DraftCost, name: str, architecture: str, method: str
     every = catalogue.table_rows(AcceptanceRow, "acceptance", "acceptance")
     of_method = [row for row in every if row.method == method]
     own = [row for row in of_method if name in row.models]
-    known = {model.name for model in catalogue.models().values() if model.architecture == architecture}
+    alike = catalogue.table_rows(Model, "models", "model", architecture)
+    known = {model.name for model in alike if model.architecture == architecture}
     rows = own or [row for row in of_method if known.intersection(row.models)]
     means = [share for row in rows for share in row.acceptances(tokens)[0]]
     bounds = [share for row in rows or of_method for part in row.acceptances(tokens) for share in part]

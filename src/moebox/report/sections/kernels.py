@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from moebox.assess.format import group_by, unique_names
-from moebox.core.kernel import KernelFindings, KernelLaunch, KnownFailure, NotCovered
+from moebox.core.kernel import KernelFindings, KernelLaunch, NotCovered
+from moebox.core.symptom import KnownFailure
 from moebox.report.block import Block, Bullets, ReportTable, Section, bullet_list, figure_cell, table_columns, text_cell
 from moebox.runs.record import RunRecord
 
