@@ -51,6 +51,10 @@ def test_prefix_caching_and_drafts_keep_more_states() -> None:
         blocks.append(pages.sequence_blocks)
 
     assert blocks == [3 * 2, 3 * (2 + 3)]
+    nemotron = catalogue.find_model("nemotron-3-nano")
+    pages = find_cache_pages(nemotron, replace(newest, model=nemotron.name), nemotron.layers, 8192)
+    assert pages is not None
+    assert pages.sequence_blocks == 4 * 3  # Mamba 2 keeps one of the prefill as well since 0.32
 
 
 def test_nemotron_has_pages_of_4176_tokens() -> None:
@@ -88,9 +92,29 @@ def test_windows_are_charged_with_the_tokens_in_flight() -> None:
     assert pages.sequence_tokens == 128 + 16  # decoding keeps the window and the next block
 
 
+def test_deepseek_v4_keeps_inputs_of_the_open_compression() -> None:
+    """One request of 30,000 tokens needs 6.66 GiB on two GH200 (vllm#44376); layers 0 to 3 gave 50,796 tokens a GiB.
+
+    With a step of 8,192 tokens and no asynchronous scheduling, as the CPU build of vLLM 0.32 boots.
+    """
+    model = catalogue.find_model("deepseek-v4-flash")
+    recipe = replace(QWEN, engine_version="0.32.0", model=model.name, kv="fp8", context=30_000)
+    pages = find_cache_pages(model, recipe, model.layers, 8192)
+    assert pages is not None
+    assert pages.block_bytes * pages.request_blocks(30_000) == pytest.approx(6.66 * 2**30, rel=0.06)
+
+    few = replace(
+        model, layers=4, others=tuple(replace(each, count=2 - bool(at)) for at, each in enumerate(model.others))
+    )
+    booted = replace(recipe, context=8192, flags={"no-async-scheduling": True, "kv-cache-memory-bytes": 2**30})
+    checkpoint = catalogue.published_checkpoints(model.name)[0]
+    memory = memory_budget(Deployment.from_parts(replace(booted, batched_tokens=8192), few, checkpoint, H200))
+    assert memory.kv_tokens == 50_796
+
+
 def test_models_of_one_kind_have_no_groups() -> None:
     """A model whose layers all keep the whole context is divided by tokens, as before."""
-    for name in ("kimi-k2.6", "qwen3-235b", "deepseek-v4-flash"):
+    for name in ("kimi-k2.6", "qwen3-235b", "deepseek-v3.2"):
         model = catalogue.find_model(name)
         assert find_cache_pages(model, replace(QWEN, model=name), model.layers, 8192) is None
 

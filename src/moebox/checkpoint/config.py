@@ -1,11 +1,11 @@
 """Read config.json as a Model: exactly if the architecture is known, else by the usual names of fields."""
 
-from math import prod
 from typing import Any
 
 from moebox import loose
 from moebox.checkpoint.stacks import SUPPORTED, ConfigFields, attention_stack
 from moebox.checkpoint.unknown import model_from_unknown_config
+from moebox.core import catalogue
 from moebox.core.model import Licence, Model, Moe
 from moebox.errors import BadInput, Unsupported, refuse_if
 
@@ -84,34 +84,14 @@ def _read_moe(fields: ConfigFields, architecture: str) -> Moe:
 
 
 def _vision_parameters(config: dict[str, Any], where: str) -> int:
-    """Parameters of the vision tower with its projector: Kimi's MoonViT or Qwen3-VL's; 0 for none or another one."""
-    vision = config.get("vision_config")
-    if not isinstance(vision, dict):
-        return 0
-    fields = ConfigFields(vision, f"{where}: vision_config")
-    if "vt_hidden_size" in vision:
-        hidden, mlp = fields.integer("vt_hidden_size", least=1), fields.integer("vt_intermediate_size", least=1)
-        layers, patch = fields.integer("vt_num_hidden_layers", least=1), fields.integer("patch_size", least=1)
-        text = fields.integer("text_hidden_size", least=1)
-        kernel = fields.values.get("merge_kernel_size") or [2, 2]
-        if not isinstance(kernel, list) or not all(isinstance(side, int) and 0 < side < 100 for side in kernel):
-            raise BadInput(f"{fields.where}: merge_kernel_size must be a list of small integers")
-        height, width = (fields.integer(f"init_pos_emb_{side}", default=64) for side in ("height", "width"))
-        merged = hidden * prod(kernel)
-        tower = layers * _vision_block(hidden, mlp) + height * width * hidden + 3 * patch * patch * hidden + 3 * hidden
-        return tower + merged * merged + merged + merged * text + text + 2 * hidden
-    if "out_hidden_size" not in vision:
-        return 0
-    # Qwen3-VL: patches of two frames, learned positions, blocks with biases, one patch merger
-    hidden, mlp = fields.integer("hidden_size", least=1), fields.integer("intermediate_size", least=1)
-    layers, patch = fields.integer("depth", least=1), fields.integer("patch_size", least=1)
-    out, merge = fields.integer("out_hidden_size", least=1), fields.integer("spatial_merge_size", default=2)
-    frames = fields.integer("temporal_patch_size", default=2)
-    positions = fields.integer("num_position_embeddings", default=0) * hidden
-    merged = hidden * merge * merge
-    tower = layers * _vision_block(hidden, mlp) + positions + 3 * patch * patch * frames * hidden + hidden
-    return tower + merged * merged + merged + merged * out + out + 2 * hidden
-
-
-def _vision_block(hidden: int, mlp: int) -> int:
-    return 4 * hidden * hidden + 4 * hidden + 2 * hidden * mlp + hidden + mlp + 4 * hidden
+    """Estimate the parameters of the vision tower by its blocks, positions and projector; 0 if there is none."""
+    vision = loose.get_object(config, "vision_config")
+    names: dict[str, list[str]] = catalogue.load_table("weights")["vision_fields"]
+    fields = ConfigFields(dict(vision), f"{where}: vision_config")
+    size = {part: fields.integer(*each, default=0, least=1) for part, each in names.items()}
+    hidden, merged = size["hidden"], size["hidden"] * max(size["merge"], 2) ** 2
+    block = 4 * hidden * (hidden + 2) + 2 * hidden * size["mlp"] + hidden + size["mlp"]
+    positions = size["positions"] or size["height"] * size["width"]
+    patches = 3 * size["patch"] ** 2 * max(size["frames"], 1)
+    projector = merged * (merged + 1 + size["out"]) + size["out"] if hidden else 0
+    return size["layers"] * block + hidden * (positions + patches + 3) + projector

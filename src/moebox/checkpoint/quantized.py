@@ -7,28 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from moebox import codec, loose
+from moebox.core import catalogue
 from moebox.core.catalogue import CheckpointRow, checkpoint_from_row
 from moebox.core.layers import Gqa, LayerKind, Linear, Mla
 from moebox.core.model import Checkpoint, Model
 from moebox.errors import refuse_if
 
 FP8_BLOCK = 8 + 32 / 16384  # bits: one float32 scale for each 128x128 block
-MXFP4 = (4.25, "mxfp4")  # one byte of scale for 32 weights
-NVFP4 = (4.5, "nvfp4")  # one fp8 scale for 16 weights
-# A typical module of each component, to which rules such as "re:.*self_attn.*" are applied.
-_EXAMPLES = {
-    "routed_experts": "model.layers.5.mlp.experts.7.down_proj",
-    "shared_experts": "model.layers.5.mlp.shared_experts.down_proj",
-    "dense_ffn": "model.layers.0.mlp.down_proj",
-}
-# Parts of module names -> component, the more specific first.
-_PARTS = {"shared_expert": "shared_experts", ".experts": "routed_experts", "_attn": "attention", ".mlp.": "dense_ffn"}
-_LISTED_BITS = {
-    "NVFP4": 4.5,
-    "W4A16_NVFP4": 4.5,
-    "MXFP8": 8.25,
-    "FP8": 8.0,
-}  # MXFP8 has one byte of scale for 32 weights
+_TABLE = catalogue.load_table("weights")
+_EXAMPLES: dict[str, str] = _TABLE["module_examples"]
+_PARTS: dict[str, str] = _TABLE["module_parts"]
+_LISTED_BITS: dict[str, float] = _TABLE["listed_bits"]
 
 
 def checkpoint_from_config(model: Model, config: dict[str, Any], name: str, folder: Path) -> Checkpoint:
@@ -39,6 +28,8 @@ def checkpoint_from_config(model: Model, config: dict[str, Any], name: str, fold
         stated = loose.get_object(codec.load_json(beside), "quantization")
         refuse_if(not stated, f"{beside}: quantization is missing")
         quant = {"quant_method": "modelopt", **stated}
+    if not quant.get("quant_method") and loose.get_object(config, "quantization"):
+        quant = {"quant_method": "mlx", **loose.get_object(config, "quantization")}
     bits, label = _scheme_bits(quant)
     row = CheckpointRow(name=name, models=(model.name,), format="safetensors", quant=label, other=16.0, native=True)
     if bits >= 16:
@@ -76,27 +67,14 @@ def checkpoint_from_config(model: Model, config: dict[str, Any], name: str, fold
 def _scheme_bits(quant: dict[str, Any]) -> tuple[float, str]:
     """Bits per weight, scales included, and the scheme's name."""
     method, text = str(quant.get("quant_method", "")), str(quant)[:20_000].lower()
-    if method == "fp8":  # modelopt's mixed format is fp8 except for the experts
-        mixed = str(quant.get("moe_quant_algo", "")).lower() == "nvfp4"
-        return NVFP4 if mixed else (FP8_BLOCK, "fp8-block")
-    if method == "mxfp4":
-        return MXFP4
-    if method == "mxfp8":
-        return 8.25, "fp8-mx"  # one byte of scale for 32 weights
     if method in ("awq", "gptq", "auto-round"):  # a 16-bit scale and a zero for each group
         number, group = (quant.get(name) for name in ("bits", "group_size"))
         wide, many = (number if number in (2, 3, 4, 8) else 4), (group if group in (32, 64, 128) else 128)
         return wide + (16 + wide) / many, f"int{wide}-g{many}"
-    if method == "modelopt" and str(quant.get("quant_algo", "")).upper() == "FP8":
-        return 8.0, "fp8-tensor"
-    if method == "modelopt" or "nvfp4" in text:
-        return (NVFP4[0], "nvfp4-a16") if "w4a16_nvfp4" in text else NVFP4
-    if method == "compressed-tensors" and "mxfp4" in text:
-        return MXFP4
-    if method == "compressed-tensors" and "'num_bits': 4" in text:
-        return 4.5, "int4-g32"  # one bf16 scale for 32 weights
-    if "'num_bits': 8" in text or "fp8" in method:  # one float32 scale for each output row
-        return 8.00625, "fp8-channel" if "float" in text or "fp8" in method else "int8"
+    for row in _TABLE["scheme"]:
+        if re.fullmatch(row["method"], method) and (found := re.search(row["text"], text)):
+            many = int(found[1]) if found.groups() else 0  # weights of a group that has a 16-bit scale
+            return row["bits"] + 16 / many if many else row["bits"], f"{row['label']}{many or ''}"
     stated = next((quant[name] for name in ("bits", "w_bit", "num_bits", "weight_bits") if name in quant), None)
     stated = 4 if stated is None and quant.get("load_in_4bit") else stated
     if method and isinstance(stated, int | float) and 1 <= stated < 16:

@@ -22,13 +22,8 @@ from moebox.core.model import Checkpoint, Model
 from moebox.errors import BadInput, ExternalError, MoeboxError, Unsupported
 from moebox.hub import client
 
-TEXTS = (
-    "config.json",
-    "hf_quant_config.json",
-    "model.safetensors.index.json",
-    "chat_template.jinja",
-    "tokenizer_config.json",
-)
+INDEX = "model.safetensors.index.json"
+TEXTS = ("config.json", "hf_quant_config.json", INDEX, "chat_template.jinja", "tokenizer_config.json")
 SEARCHED = 20  # repositories that a search returns; the Hub sorts them by downloads
 AT_ONCE = 8  # requests for headers; a checkpoint has up to a few hundred shards
 FIRST_READ = 1 << 20  # bytes; holds the header of most shards
@@ -173,7 +168,7 @@ def _read_safetensors(listing: client.HubListing, folder: Path) -> ResolvedModel
         if file := listing.find(name):
             (folder / name).write_bytes(client.read_whole_file(listing, file))
     named: set[str] | None = None
-    index = folder / "model.safetensors.index.json"
+    index = folder / INDEX
     if index.is_file():
         weight_map = codec.load_json(index)
         weight_map = weight_map.get("weight_map") if isinstance(weight_map, dict) else None

@@ -158,7 +158,9 @@ def _grouped_stack(fields: ConfigFields, architecture: str) -> AttentionStack:
         indexer=replace(indexer, layers=0) if indexer else None,
     )
     kinds = fields.name_list("layer_types")
+    every, layers = fields.integer("full_attention_interval", default=0), fields.integer("num_hidden_layers", least=1)
     sliding, linear = kinds.count("sliding_attention"), kinds.count("linear_attention")
+    linear = linear if kinds or every < 2 else layers - layers // every
     if architecture.startswith("MiMo"):
         sliding, linear = fields.name_list("hybrid_layer_pattern").count("1"), 0
     others: list[Layers] = []

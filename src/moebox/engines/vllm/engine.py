@@ -51,7 +51,7 @@ def _state_block_warnings(deployment: Deployment) -> list[PlanWarning]:
     if gpu is None or not with_states or recipe.flags.get("enforce-eager"):
         return []
     ranks, sequences = memory.VllmRanks(deployment), memory.max_seqs(gpu, recipe)
-    left = [(ranks.utilized_bytes(gpu) - needs.inside_bytes, needs.pages) for needs in ranks.needs]
+    left = [(ranks.utilized_bytes(gpu, at) - needs.inside_bytes, needs.pages) for at, needs in enumerate(ranks.needs)]
     blocks = min((int(free // pages.block_bytes) for free, pages in left if pages), default=0)
     if blocks <= 0 or sequences <= blocks * (1 - BLOCK_ERROR):
         return []

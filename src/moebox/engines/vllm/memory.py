@@ -85,14 +85,16 @@ class VllmRanks:
         self.divided = self.recipe.parallel.dcp * self.recipe.parallel.dp  # ranks that divide the cache
         self.rank_context = math.ceil(self.recipe.context / self.recipe.parallel.dcp)
 
-    def utilized_bytes(self, gpu: Gpu) -> int:
-        """Bytes of a GPU that vLLM uses."""
-        return math.floor(self.utilization * visible_bytes(gpu))
+    def utilized_bytes(self, gpu: Gpu, stage: int) -> int:
+        """Bytes of a GPU that vLLM uses: a share, or what it needs and a cache of the size that a flag sets."""
+        cache = str(self.recipe.flags.get("kv-cache-memory-bytes") or "")
+        share = math.floor(self.utilization * visible_bytes(gpu))
+        return self.needs[stage].inside_bytes + int(cache) if cache.isdecimal() else share
 
     def cache_tokens(self, gpu: Gpu, stage: int) -> int:
         """Tokens that the cache of a GPU could hold, in whole blocks, over all ranks that divide it."""
         needs, block = self.needs[stage], memory_constant("vllm", "block")
-        left = max(0, self.utilized_bytes(gpu) - needs.inside_bytes)
+        left = max(0, self.utilized_bytes(gpu, stage) - needs.inside_bytes)
         if needs.pages:
             requests = left // needs.pages.block_bytes / needs.pages.request_blocks(self.rank_context)
             return int(requests * self.recipe.context) * self.recipe.parallel.dp
@@ -107,7 +109,7 @@ class VllmRanks:
 
     def missing_bytes(self, gpu: Gpu, stage: int) -> int:
         """Bytes missing to start and to serve one sequence of the recipe's context."""
-        needs, utilized = self.needs[stage], self.utilized_bytes(gpu)
+        needs, utilized = self.needs[stage], self.utilized_bytes(gpu, stage)
         one = math.ceil(self.request_bytes(stage))
         margin = memory_constant_bytes("load", "margin")
         outside = utilized + needs.after_profiling + margin + reserved_bytes(gpu) - visible_bytes(gpu)
@@ -116,7 +118,7 @@ class VllmRanks:
     def device_budget(self, gpu: Gpu, stage: int, tokens: int) -> DeviceMemory:
         """The budget of one GPU; what vLLM does not use of it is overhead, except what comes after profiling."""
         needs = self.needs[stage]
-        outside = gpu.memory - self.utilized_bytes(gpu) - needs.after_profiling
+        outside = gpu.memory - self.utilized_bytes(gpu, stage) - needs.after_profiling
         overhead = needs.non_torch + max(outside, gpu.memory - visible_bytes(gpu) + reserved_bytes(gpu))
         kv = tokens // self.divided * needs.token + needs.window
         if needs.pages:
@@ -247,7 +249,7 @@ def memory_lines(deployment: Deployment, memory: Memory) -> tuple[ArithmeticLine
     if fullest is None:
         return ()
     gpu, stage = fullest
-    needs, visible, utilized = ranks.needs[stage], visible_bytes(gpu), ranks.utilized_bytes(gpu)
+    needs, visible, utilized = ranks.needs[stage], visible_bytes(gpu), ranks.utilized_bytes(gpu, stage)
     single, seqs, dcp = is_single_gpu(recipe), max_seqs(gpu, recipe), recipe.parallel.dcp
     left, block = utilized - needs.inside_bytes, memory_constant("vllm", "block")
     # One GPU alone has its own slack beside the norms.
