@@ -30,7 +30,7 @@ class MoeboxError(Exception):
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
-        pasted, short = r"(\S{60})\S{240,}", r"\1…"  # a long text given as a name
+        pasted, short = r"(\S{60})\S{940,}", r"\1…"  # a long text given as a name
         self.message = re.sub(pasted, short, message)
         self.hint = hint and re.sub(pasted, short, hint)
 

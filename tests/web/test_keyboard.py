@@ -168,7 +168,7 @@ def test_a_tune_is_started(tab: Tab, serve: Serve, tmp_path: Path, monkeypatch: 
 
 
 def test_two_runs_are_compared(tab: Tab, serve: Serve, tmp_path: Path) -> None:
-    """Tick with Space, back to the button, and back from the comparison with the ticks in place."""
+    """Tick with Space, go back to the button, and from the comparison to the list."""
     chosen = [a_run(tmp_path, name=name) for name in ("one", "two")]
     tab.open(f"{serve(runs=tmp_path)}runs")
     for run in chosen:
@@ -177,6 +177,9 @@ def test_two_runs_are_compared(tab: Tab, serve: Serve, tmp_path: Path) -> None:
     go_to(tab, 'form[action="/compare"] .row button', back=True)
     tab.press("Enter")
     tab.until("document.body.textContent.includes('Side by side')")
+    go_to(tab, 'a[href="/runs"]')
+    tab.press("Enter")
+    tab.until("location.pathname === '/runs'")
 
 
 def test_every_page_is_left_by_tab(tab: Tab, serve: Serve, tmp_path: Path) -> None:

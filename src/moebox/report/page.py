@@ -154,14 +154,15 @@ def style_sheet() -> Markup:
     return Markup("@font-face{font-family:Inter;font-weight:100 900;src:" + face + "}\n") + read_asset("style.css")  # noqa: S704
 
 
-def render_html(page: ReportPage) -> str:
-    """Render the whole file. Only its own script may run: the script's hash is in the content policy."""
+def render_html(page: ReportPage, *, home: str = "") -> str:
+    """Render the whole file, with a link to `home`. Only its own script may run: its hash is in the content policy."""
     script = read_asset("script.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return (
         jinja_environment()
         .get_template("report.html")
         .render(
+            home=home,
             title=page.title,
             subtitle=page.subtitle,
             date=page.date,

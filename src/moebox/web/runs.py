@@ -90,7 +90,7 @@ def find_run(name: str, site: WebSite) -> Run:
 async def show_report(request: Request, *, site: WebSite) -> Response:
     """Show a run's report, made now."""
     run = find_run(request.path_params["name"], site)
-    text = await run_in_threadpool(lambda: render_html(make_page([run])))
+    text = await run_in_threadpool(lambda: render_html(make_page([run]), home="/runs"))
     return HTMLResponse(text, headers={"Cache-Control": "no-store"})
 
 
@@ -100,7 +100,7 @@ async def compare_runs(request: Request, *, site: WebSite) -> Response:
     if not 2 <= len(names) <= 20:
         raise BadInput("tick 2 to 20 runs to compare", hint="the boxes before their names")
     chosen = [find_run(name, site) for name in names]
-    text = await run_in_threadpool(lambda: render_html(make_page(chosen)))
+    text = await run_in_threadpool(lambda: render_html(make_page(chosen), home="/runs"))
     return HTMLResponse(text, headers={"Cache-Control": "no-store"})
 
 
