@@ -6,7 +6,7 @@ import json
 import subprocess
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -29,6 +29,7 @@ from moebox.errors import BadInput, ExternalError
 from moebox.fleet.file import KeyLimits, RouterSettings
 from moebox.fleet.models_file import ModelEntry, ModelsFile, largest_sets, llama_swap_config, read_models
 from moebox.fleet.routers import RouterMember, router_start
+from moebox.flows import model_proxy
 from moebox.flows.model_proxy import ModelProxy, UserUsage
 from moebox.flows.model_switch import ModelBusy, ModelSlot, ModelSwitch, plan_models, sleep_deployment
 from moebox.store import Run
@@ -36,6 +37,7 @@ from moebox.store import Run
 URL = "/v1/chat/completions"
 UNKNOWN = Recipe(name="r", engine="llama.cpp", model="m", checkpoint="/w/m.gguf", served_name="m")
 GATE = threading.Event()  # a toy engine sends the next piece of a given stream when this is set
+ASKED, LEFT = threading.Event(), threading.Event()  # a toy engine got a request that lasts forever; it was left
 
 
 class ToyEngine(BaseHTTPRequestHandler):
@@ -47,6 +49,11 @@ class ToyEngine(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         model: str = self.server.model  # type: ignore[attr-defined]
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if body.get("forever"):
+            ASKED.set()
+            if not self.connection.recv(1):  # the client of the engine has gone
+                LEFT.set()
+            return
         usage = {"prompt_tokens": 30, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 10}}
         if not body.get("stream"):
             self.answer({"model": model, "asked": body["model"], "usage": usage})
@@ -127,6 +134,11 @@ async def serve(proxy: ModelProxy) -> AsyncIterator[httpx2.AsyncClient]:
     finally:
         server.should_exit = True
         await serving
+
+
+async def wait_until(is_so: Callable[[], bool]) -> None:
+    while not is_so():  # noqa: ASYNC110  -- no event says so
+        await asyncio.sleep(0.01)
 
 
 def test_swaps_under_load_never_answer_with_another_model(tmp_path: Path):
@@ -328,6 +340,65 @@ def test_an_event_passes_before_the_next_one_is_written(tmp_path: Path, end: str
 
     assert before == first
     assert after.replace("\r", "") == (usage + last if asked else last).replace("\r", "")
+
+
+def test_a_request_ends_in_the_engine_when_its_client_has_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Before the first byte of a reply too; it no longer counts against the user's limit."""
+    monkeypatch.setenv("ANNA", "key")
+    ASKED.clear()
+    LEFT.clear()
+
+    async def run() -> tuple[bool, int, httpx2.Response]:
+        switch = make_switch(tmp_path, users={"anna": KeyLimits(key_env="ANNA", parallel=1)})
+        proxy = ModelProxy(switch)
+        async with serve(proxy) as client:
+            client.headers["authorization"] = "Bearer key"
+            asking = asyncio.create_task(client.post(URL, json={"model": "a", "forever": True}))
+            await asyncio.to_thread(ASKED.wait, 10)
+            asking.cancel()
+            left = await asyncio.to_thread(LEFT.wait, 5)
+            await wait_until(lambda: not left or not proxy.usage["anna"].open)
+            return left, switch.slots["a"].open_requests, await client.post(URL, json={"model": "a"})
+
+    left, opened, reply = asyncio.run(run())
+
+    assert (left, opened, reply.status_code) == (True, 0, 200)
+
+
+def test_a_model_is_not_put_away_for_a_client_that_has_gone(tmp_path: Path):
+    """A swap that has not begun is given up, and the model that should leave serves on."""
+
+    async def run() -> tuple[list[str], httpx2.Response]:
+        switch = make_switch(tmp_path)
+        async with serve(ModelProxy(switch)) as client:
+            async with switch.hold_model("a"), asyncio.timeout(10):
+                asking = asyncio.create_task(client.post(URL, json={"model": "b"}))
+                await wait_until(lambda: switch.slots["a"].leaving)
+                asking.cancel()
+                await wait_until(lambda: not switch.slots["a"].leaving)
+                reply = await client.post(URL, json={"model": "a"})
+            await client.post(URL, json={"model": "a"})
+            return [slot.state for slot in switch.slots.values()], reply
+
+    states, reply = asyncio.run(run())
+
+    assert (states, reply.status_code) == (["up", "down"], 200)
+
+
+def test_a_body_is_read_up_to_the_limit_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The answer comes while most of the body is not sent yet."""
+    monkeypatch.setattr(model_proxy, "MAX_BODY_BYTES", 2**16)
+
+    async def run() -> bytes:
+        async with serve(ModelProxy(make_switch(tmp_path))) as client, asyncio.timeout(10):
+            reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
+            head = f"POST {URL} HTTP/1.1\r\nHost: p\r\nContent-Length: {2**30}\r\n\r\n"
+            writer.write(head.encode() + bytes(2**17))
+            line = await reader.readline()
+            writer.close()
+            return line
+
+    assert b"413" in asyncio.run(run())
 
 
 def planned(box: str = "2x-h200", **ram: object) -> dict[str, Deployment]:

@@ -89,11 +89,8 @@ def correctness_cell(record: RunRecord) -> AssessmentCell:
         if record.interrupted_step:
             text = f"not checked: interrupted in {record.interrupted_step}"
         return AssessmentCell(name="right", text=text, tone="quiet", detail=jobs)
-    failed, warned, known = (
-        record.check_names("fail"),
-        record.warned_names(known=False),
-        record.warned_names(known=True),
-    )
+    failed, warned = record.check_names("fail"), record.warned_names(known=False)
+    known = record.warned_names(known=True)
     parts = [record.check_count_text]
     parts += [f"failed: {', '.join(failed)}"] if failed else []
     parts += [f"warnings: {', '.join(warned)}"] if warned else []

@@ -13,11 +13,12 @@ from dataclasses import asdict, dataclass, field
 
 import httpx2
 from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
-from moebox.core.endpoint import Endpoint
 from moebox.errors import refuse_if
 from moebox.flows.model_switch import ModelBusy, ModelSwitch
 from moebox.loose import Document, Json, get_number, get_object, is_true
@@ -34,7 +35,7 @@ CACHED_NAMES = ("prompt_tokens_details.cached_tokens", "input_tokens_details.cac
 # An engine has one key for all its paths, those that unload it, change its weights or run code in it among them.
 PASSED_PATHS = [f"/v1/{name}" for name in ("chat/completions", "completions", "responses", "messages", "embeddings")]
 PASSED_PATHS += ["/v1/messages/count_tokens", "/v1/rerank", "/v1/score", "/tokenize", "/detokenize"]
-PASSED_HEADERS = ("content-type", "retry-after", "x-request-id")
+PASSED_HEADERS = (b"content-type", b"retry-after", b"x-request-id")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -88,61 +89,70 @@ class ModelProxy:
         routes = [
             Route("/health", lambda _: Response()),
             Route("/v1/models", self.list_models),
-            *(Route(path, self.pass_on, methods=["POST"]) for path in PASSED_PATHS),
+            Route("/{path:path}", self, methods=["POST"]),
         ]
-        return Starlette(routes=routes, lifespan=lifespan, exception_handlers={404: refuse_path})
+        return Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: show_refusal})
 
-    def find_user(self, request: Request) -> str | None:
+    def find_user(self, request: Request) -> str:
         given = request.headers.get("authorization", "").removeprefix("Bearer ") or request.headers.get("x-api-key", "")
-        return self.keys.get(hashlib.sha256(given.encode()).digest()) if self.keys else "everyone"
+        user = self.keys.get(hashlib.sha256(given.encode()).digest()) if self.keys else "everyone"
+        if user is None:
+            raise HTTPException(401, "the key is missing or wrong")
+        return user
 
     async def list_models(self, request: Request) -> Response:
-        if self.find_user(request) is None:
-            return error_reply(401, "the key is missing or wrong")
+        self.find_user(request)
         rows = [
             {"id": name, "object": "model", "owned_by": "moebox", "state": slot.state}
             for name, slot in self.switch.slots.items()
         ]
         return JSONResponse({"object": "list", "data": rows})
 
-    async def pass_on(self, request: Request) -> Response:
-        """Pass a request to the engine of its model, which stays up until the last byte of the reply."""
-        user = self.find_user(request)
-        if user is None:
-            return error_reply(401, "the key is missing or wrong")
-        raw = await request.body()
-        try:
-            body = json.loads(raw) if len(raw) <= MAX_BODY_BYTES else None
-        except (ValueError, RecursionError):
-            body = None
+    async def read_request(self, request: Request) -> tuple[str, Json]:
+        """Return the user and the body of a request that may be passed on."""
+        user, raw, body = self.find_user(request), bytearray(), None
+        if request.url.path not in PASSED_PATHS:
+            raise HTTPException(404, f"{request.url.path} is not served here, but {', '.join(PASSED_PATHS)}")
+        async for chunk in request.stream():
+            raw += chunk
+            if len(raw) > MAX_BODY_BYTES:
+                raise HTTPException(413, f"the body is larger than {MAX_BODY_BYTES:,} bytes")
+        with contextlib.suppress(ValueError, RecursionError):
+            body = json.loads(raw)
         if not isinstance(body, dict):
-            return error_reply(400, "the body must be a JSON object of at most 64 MiB")
-        name = str(body.get("model", ""))
-        if name not in self.switch.slots:
-            return error_reply(404, f"the model {name!r} does not exist; there are {', '.join(self.switch.slots)}")
-        if (wait_s := self.limit_wait(user)) > 0:
-            self.usage[user].refused += 1
-            return error_reply(429, f"{user} has reached the limit of its key", retry_s=wait_s)
-        stack = contextlib.AsyncExitStack()
+            raise HTTPException(400, "the body must be a JSON object")
+        if str(body.get("model")) not in self.switch.slots:
+            known = ", ".join(self.switch.slots)
+            raise HTTPException(404, f"the model {body.get('model')!r} does not exist; there are {known}")
+        return user, body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request. It ends, in the engine too, as soon as its client has gone."""
+        request = Request(scope, receive)
         try:
-            stack.enter_context(self.count_open(user))
-            slot = await stack.enter_async_context(self.switch.hold_model(name))
-            assert slot.session
-            return await self.forward_request(request, body, user, slot.session.endpoint, stack)
-        except ModelBusy as problem:
-            await stack.aclose()
-            return error_reply(503, str(problem), retry_s=problem.retry_s)
-        except httpx2.HTTPError as problem:
-            await stack.aclose()
-            return error_reply(503, f"{name} ended while it was asked: {type(problem).__name__}", retry_s=1.0)
-        except BaseException:
-            await stack.aclose()
-            raise
+            user, body = await self.read_request(request)
+        except ClientDisconnect:
+            return
+        with self.count_open(user):
+            work = asyncio.create_task(self.pass_on(request, send, user, body))
+            gone = asyncio.ensure_future(receive())  # the body was read, so only the end of the connection can come
+            try:
+                await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                gone.cancel()
+                work.cancel()
+                await asyncio.wait((work, gone))
+            is_whole = not work.cancelled() and work.result()
+        if is_whole:
+            await send({"type": "http.response.body"})
 
     @contextlib.contextmanager
     def count_open(self, user: str) -> Iterator[None]:
-        """Count a request as open for the length of the block, and its seconds."""
+        """Count a request as open for the length of the block, and its seconds, if the user's limits allow it."""
         usage, began = self.usage[user], time.monotonic()
+        if (wait_s := self.limit_wait(user)) > 0:
+            usage.refused += 1
+            raise refuse_for(429, f"{user} has reached the limit of its key", wait_s)
         usage.open += 1
         try:
             yield
@@ -151,33 +161,34 @@ class ModelProxy:
             usage.requests += 1
             usage.seconds += time.monotonic() - began
 
-    async def forward_request(
-        self, request: Request, body: Json, user: str, endpoint: Endpoint, stack: contextlib.AsyncExitStack
-    ) -> Response:
-        """Send a request on; `stack` is closed after the last byte of its reply."""
-        body = {**body, "model": endpoint.model}
-        added = bool(body.get("stream")) and request.url.path.endswith("/completions")
-        added = added and not is_true(body, "stream_options.include_usage")
-        if added:
-            body["stream_options"] = {**get_object(body, "stream_options"), "include_usage": True}
-        headers = {"content-type": "application/json", **endpoint.headers}
-        url = f"{endpoint.server_url}{request.url.path}"
-        upstream = self.client.build_request("POST", url, content=json.dumps(body), headers=headers)
-        began = time.time()
-        reply = await self.client.send(upstream, stream=True)
-        stack.push_async_callback(reply.aclose)
-        kept = {key: value for key, value in reply.headers.items() if key in PASSED_HEADERS}
+    async def pass_on(self, request: Request, send: Send, user: str, body: Json) -> bool:
+        """Pass a request to the engine of its model, which stays up until the last byte, and whether that came."""
+        name, began, is_begun = str(body["model"]), time.time(), False
         stated: Document = {}
-
-        async def pass_chunks() -> AsyncIterator[bytes]:
-            try:
-                async for piece in read_pieces(reply, stated, drop_usage=added):
-                    yield piece
-            finally:
-                self.count_tokens(user, stated, body, began)
-                await stack.aclose()
-
-        return StreamingResponse(pass_chunks(), status_code=reply.status_code, headers=kept)
+        try:
+            async with self.switch.hold_model(name) as slot:
+                assert slot.session
+                endpoint = slot.session.endpoint
+                asked, added = body_for_engine(body, endpoint.model, request.url.path)
+                headers = {"content-type": "application/json", **endpoint.headers}
+                url = f"{endpoint.server_url}{request.url.path}"
+                async with self.client.stream("POST", url, content=json.dumps(asked), headers=headers) as reply:
+                    kept = [pair for pair in reply.headers.raw if pair[0].lower() in PASSED_HEADERS]
+                    await send({"type": "http.response.start", "status": reply.status_code, "headers": kept})
+                    is_begun = True
+                    async for piece in read_pieces(reply, stated, drop_usage=added):
+                        await send({"type": "http.response.body", "body": piece, "more_body": True})
+            return True
+        except ModelBusy as problem:
+            raise refuse_for(503, str(problem), problem.retry_s) from None
+        except httpx2.HTTPError as problem:
+            text = f"{name} ended while it was asked: {type(problem).__name__}"
+            self.switch.report(text)
+            if is_begun:
+                return False
+            raise refuse_for(503, text, 1.0) from None
+        finally:
+            self.count_tokens(user, stated, body, began)
 
     def count_tokens(self, user: str, stated: Json, body: Json, began: float) -> None:
         """Add a reply's own counts; a reply without them counts as none."""
@@ -191,12 +202,8 @@ class ModelProxy:
         if time.monotonic() - self.written_at > KEPT_S:
             self.write_usage()
         if self.file.keep_traces and prompt and output:
-            row: Document = {
-                "timestamp": round((began - self.began) * 1e3),
-                "input_length": prompt,
-                "output_length": output,
-            }
-            row["hash_ids"] = block_ids(body, self.salt)
+            row: Document = {"timestamp": round((began - self.began) * 1e3), "hash_ids": block_ids(body, self.salt)}
+            row |= {"input_length": prompt, "output_length": output}
             with open(self.switch.run.path / "traces.jsonl", "a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
 
@@ -243,31 +250,41 @@ def usage_rows(
     return rows
 
 
+def body_for_engine(body: Json, model: str, path: str) -> tuple[Document, bool]:
+    """The body with the engine's name of the model, and whether it now asks for counts that the client did not want."""
+    silent = bool(body.get("stream")) and not is_true(body, "stream_options.include_usage")
+    if not (silent and path.endswith("/completions")):
+        return {**body, "model": model}, False
+    options = {**get_object(body, "stream_options"), "include_usage": True}
+    return {**body, "model": model, "stream_options": options}, True
+
+
 async def read_pieces(reply: httpx2.Response, stated: Document, *, drop_usage: bool) -> AsyncIterator[bytes]:
     """Yield a reply's bytes as they arrive, and put the last count of each kind of token into `stated`.
 
     With `drop_usage` the event that has only counts is left out, so half an event waits for its other half.
     """
-    is_stream = "event-stream" in reply.headers.get("content-type", "")
     parser, held, events = EventParser(), bytearray(), []
+    if "event-stream" not in reply.headers.get("content-type", ""):
+        async for chunk in reply.aiter_bytes():
+            held += chunk
+            yield chunk
+        stated |= read_usage(held)
+        return
     async for chunk in reply.aiter_bytes():
         held += chunk
-        if not is_stream:
-            yield chunk
-            continue
         for _, data in parser.feed(chunk):
             stated |= (usage := read_usage(data))
             events.append(b"" if drop_usage and usage and b'"choices":[]' in data.replace(b" ", b"") else data)
         if parser.at_boundary or not drop_usage:
             yield b"".join(b"data: %b\n\n" % data for data in events if data) if b"" in events else bytes(held)
             held, events = bytearray(), []
-    for data in (data for _, data in parser.close()) if is_stream else (bytes(held),):
+    for _, data in parser.close():
         stated |= read_usage(data)
-    if is_stream and held:
-        yield bytes(held)
+    yield bytes(held)
 
 
-def read_usage(raw: bytes) -> Document:
+def read_usage(raw: bytes | bytearray) -> Document:
     """The counts above 0 of a reply or of an event of a stream; later events repeat and raise those of earlier ones."""
     usage: Json = {}
     if b'"usage"' in raw:
@@ -287,11 +304,13 @@ def block_ids(body: Json, salt: bytes) -> list[int]:
     return found
 
 
-def refuse_path(request: Request, _: Exception) -> Response:
-    return error_reply(404, f"{request.url.path} is not served here, but {', '.join(PASSED_PATHS)}")
+def refuse_for(status: int, text: str, seconds: float) -> HTTPException:
+    """Return a refusal that holds for some seconds."""
+    return HTTPException(status, text, {"Retry-After": str(max(1, round(seconds)))})
 
 
-def error_reply(status: int, text: str, *, retry_s: float = 0.0) -> JSONResponse:
+def show_refusal(_: Request, problem: Exception) -> Response:
     """Return an error in OpenAI's format."""
-    headers = {"Retry-After": str(max(1, round(retry_s)))} if retry_s else {}
-    return JSONResponse({"error": {"message": text, "code": status}}, status_code=status, headers=headers)
+    assert isinstance(problem, HTTPException)
+    error = {"message": problem.detail, "code": problem.status_code}
+    return JSONResponse({"error": error}, status_code=problem.status_code, headers=problem.headers)

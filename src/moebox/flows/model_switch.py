@@ -124,10 +124,12 @@ class ModelSwitch:
         except TimeoutError:
             text = f"{slot.name} was not ready within {format_seconds(self.file.wait_s)}"
             raise ModelBusy(text, self.forecast_ready(slot)[0]) from None
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # given in this moment
+        except asyncio.CancelledError:  # its client has gone
+            if turn in slot.waiting:
+                slot.waiting.remove(turn)
+            elif not turn.cancelled():  # given in this moment
                 slot.open_requests -= 1
-                self.changed.set()
+            self.changed.set()
             raise
 
     def forecast_ready(self, slot: ModelSlot) -> tuple[float, float, float]:
@@ -159,21 +161,20 @@ class ModelSwitch:
             await self._put_away(slot)
         for other in leave:  # none of its requests may be open; new ones wait for their turn
             other.leaving = True
-            while other.open_requests:
+            while other.open_requests and slot.waiting:
                 self.changed.clear()
                 await self.changed.wait()
+            if not slot.waiting:  # all who asked for it have gone
+                other.leaving = False
+                return
             await self._put_away(other)
-        began, expected = time.monotonic(), self.forecast_ready(slot)
+        began, (usual, low, high) = time.monotonic(), self.forecast_ready(slot)
         await asyncio.to_thread(self._bring_up, slot)
         seconds, names = time.monotonic() - began, tuple(other.name for other in leave)
         remember_duration(f"{'resume' if before == 'asleep' else 'start'} {slot.duration_key}", seconds)
-        forecast_s, low_s, high_s = expected
-        self.run.add_event(
-            ModelSwapped(
-                model=slot.name, put_away=names, seconds=seconds, forecast_s=forecast_s, low_s=low_s, high_s=high_s
-            )
-        )
-        promised = f"forecast {format_seconds(forecast_s)}" if forecast_s else "no forecast"
+        event = ModelSwapped(model=slot.name, put_away=names, seconds=seconds, forecast_s=usual, low_s=low, high_s=high)
+        self.run.add_event(event)
+        promised = f"forecast {format_seconds(usual)}" if usual else "no forecast"
         line = f"{slot.name} serves after {format_seconds(seconds)} ({promised})"
         self.report(f"{line}; put away: {', '.join(names)}" if names else line)
 

@@ -66,11 +66,8 @@ def run_tiles(record: RunRecord) -> Iterator[Tile]:
 
 def checks_tile(record: RunRecord) -> Tile:
     """How many checks passed, and what else there is to know about them."""
-    failed, warned, known = (
-        record.check_names("fail"),
-        record.warned_names(known=False),
-        record.warned_names(known=True),
-    )
+    failed, warned = record.check_names("fail"), record.warned_names(known=False)
+    known = record.warned_names(known=True)
     total = f"of {len(record.checks_run)}" + (f"; {len(known)} with known quirks of the engine" if known else "")
     tone: Tone = "warn"
     if failed:
