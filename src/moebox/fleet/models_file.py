@@ -61,7 +61,7 @@ class ModelsFile:
     models: dict[str, ModelEntry] = field(default_factory=dict)
     users: dict[str, KeyLimits] = field(default_factory=dict)  # none: no key is asked for
     prices: dict[str, float] = field(default_factory=dict)  # kwh, and hour of the box; for what each user costs
-    keep_traces: bool = False  # of each request: user, model, time and lengths, never its text
+    keep_traces: bool = False  # of each request: time, lengths and salted block numbers, never its text or user
 
 
 def read_models(path: Path) -> ModelsFile:
