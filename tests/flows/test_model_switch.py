@@ -29,7 +29,7 @@ from moebox.errors import BadInput, ExternalError
 from moebox.fleet.file import KeyLimits, RouterSettings
 from moebox.fleet.models_file import ModelEntry, ModelsFile, largest_sets, llama_swap_config, read_models
 from moebox.fleet.routers import RouterMember, router_start
-from moebox.flows import model_proxy
+from moebox.flows import model_proxy, model_switch
 from moebox.flows.model_proxy import ModelProxy, UserUsage
 from moebox.flows.model_switch import ModelBusy, ModelSlot, ModelSwitch, plan_models, sleep_deployment
 from moebox.store import Run
@@ -56,7 +56,7 @@ class ToyEngine(BaseHTTPRequestHandler):
             return
         usage = {"prompt_tokens": 30, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 10}}
         if not body.get("stream"):
-            self.answer({"model": model, "asked": body["model"], "usage": usage})
+            self.answer({"model": model, "asked": body.get("model"), "usage": usage})
             return
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")
@@ -91,6 +91,9 @@ class ToySession:
         self.endpoint: Endpoint = endpoint_from_url(f"127.0.0.1:{self.server.server_port}", model)
         self.is_alive = True
 
+    def wait_ready(self) -> None:
+        """It is ready at once."""
+
     def stop(self) -> None:
         self.is_alive = False
         self.server.shutdown()
@@ -101,11 +104,12 @@ class ToySwitch(ModelSwitch):
     """Starts toy engines instead of real ones; all else is as it is."""
 
     fails: tuple[str, ...] = ()
+    failure: Exception = ExternalError("out of memory")
     up_at_once = 0
 
     def _bring_up(self, slot: ModelSlot) -> None:
         if slot.name in self.fails:
-            raise ExternalError("out of memory")
+            raise self.failure
         slot.session = ToySession(slot.deployment.recipe.served_name)  # type: ignore[assignment]
         slot.state = "up"
         self.up_at_once = max(self.up_at_once, sum(each.state == "up" for each in self.slots.values()))
@@ -116,9 +120,9 @@ def make_file(**more: Any) -> ModelsFile:
     return ModelsFile(models={"a": entry, "b": entry}, **more)
 
 
-def make_switch(tmp_path: Path, **more: Any) -> ToySwitch:
+def make_switch(tmp_path: Path, *, kind: type[ToySwitch] = ToySwitch, **more: Any) -> ToySwitch:
     deployments = {name: deploy(replace(UNKNOWN, served_name=f"served-{name}")) for name in "ab"}
-    return ToySwitch(make_file(**more), deployments, Run.create("models", runs=tmp_path), report=lambda line: None)
+    return kind(make_file(**more), deployments, Run.create("models", runs=tmp_path), report=lambda line: None)
 
 
 @contextlib.asynccontextmanager
@@ -226,6 +230,40 @@ def test_a_model_that_does_not_start_or_died_is_one_line(tmp_path: Path):
     assert [reply.status_code for reply in replies] == [200, 503, 200, 404, 200]
     assert replies[1].json()["error"]["message"] == "b does not start: out of memory"
     assert "there are a, b" in replies[3].text
+
+
+def test_an_engine_of_another_model_does_not_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Started or resumed, it is stopped before the next one starts, and the next request gets its model."""
+    sessions: list[ToySession] = []
+    models = ["another", "another", "m", "m"]
+
+    def launch_toy(*_: object) -> ToySession:
+        sessions.append(ToySession(models[len(sessions)]))
+        sessions[-1].endpoint = replace(sessions[-1].endpoint, model="m")
+        return sessions[-1]
+
+    monkeypatch.setattr(model_switch, "prepare_launch", lambda *_, **__: None)
+    monkeypatch.setattr(model_switch, "launch_engine", launch_toy)
+
+    async def run() -> tuple[list[int], list[str], list[bool]]:
+        file, run = ModelsFile(models={"small": ModelEntry(recipe="r")}), Run.create("models", runs=tmp_path)
+        switch = ModelSwitch(file, {"small": planned()["small"]}, run, report=lambda line: None)
+        slot, statuses, states = switch.slots["small"], [], []
+        async with serve(ModelProxy(switch)) as client:
+            for place in range(5):
+                if place == 3:
+                    await switch._put_away(slot)
+                    states.append(slot.state)
+                    sessions[2].server.model = "another"  # type: ignore[attr-defined]
+                statuses.append((await client.post(URL, json={"model": "small"})).status_code)
+                states.append(slot.state)
+            return statuses, states, [session.is_alive for session in sessions]
+
+    statuses, states, alive = asyncio.run(run())
+
+    assert statuses == [503, 503, 200, 503, 200]
+    assert states == ["down", "down", "up", "asleep", "down", "up"]
+    assert alive == [False, False, False, True]
 
 
 def test_users_have_keys_limits_and_a_bill(

@@ -156,9 +156,10 @@ class ModelSwitch:
             slot.waiting.clear()
 
     async def _exchange_models(self, slot: ModelSlot) -> None:
-        before, leave = slot.state, self._models_to_leave(slot)
-        if before == "up":  # it died
+        leave = self._models_to_leave(slot)
+        if slot.session and not slot.session.is_alive:  # it died, awake or asleep
             await self._put_away(slot)
+        before = slot.state
         for other in leave:  # none of its requests may be open; new ones wait for their turn
             other.leaving = True
             while other.open_requests and slot.waiting:
@@ -207,22 +208,24 @@ class ModelSwitch:
 
     def _bring_up(self, slot: ModelSlot) -> None:
         """Resume or start an engine, and make sure that it serves this model."""
-        if slot.state == "asleep" and slot.session and slot.session.is_alive:
-            self._call_engine(slot, slot.deployment.engine.resume_calls[slot.needs.sleep])
-        else:
-            run = Run.create(slot.name, runs=self.run.path)
-            slot.session = launch_engine(prepare_launch(slot.deployment, name=run.id), run)
-            try:
+        try:
+            if slot.session:
+                self._call_engine(slot, slot.deployment.engine.resume_calls[slot.needs.sleep])
+            else:
+                run = Run.create(slot.name, runs=self.run.path)
+                slot.session = launch_engine(prepare_launch(slot.deployment, name=run.id), run)
                 slot.session.wait_ready()
-            except BaseException:
+            endpoint = slot.session.endpoint
+            reply = http.get(f"{endpoint.base_url}/models", headers=endpoint.headers, timeout_s=CALL_S)
+            served = [str(row.get("id")) for row in get_objects(reply.json() if reply.ok else {}, "data")]
+            if endpoint.model not in served:
+                found = ", ".join(served) or "nothing"
+                raise ExternalError(f"{endpoint.base_url} serves {found}, not {endpoint.model}")
+        except BaseException:  # neither half awake nor another model may stay
+            if slot.session:
                 slot.session.stop()
-                slot.session = None
-                raise
-        endpoint = slot.session.endpoint
-        reply = http.get(f"{endpoint.base_url}/models", headers=endpoint.headers, timeout_s=CALL_S)
-        served = [str(row.get("id")) for row in get_objects(reply.json() if reply.ok else {}, "data")]
-        if endpoint.model not in served:
-            raise ExternalError(f"{endpoint.base_url} serves {', '.join(served) or 'nothing'}, not {endpoint.model}")
+            slot.session, slot.state = None, "down"
+            raise
         slot.state, slot.used_at = "up", time.monotonic()
 
     def _call_engine(self, slot: ModelSlot, calls: tuple[str, ...]) -> None:
@@ -246,14 +249,14 @@ class ModelSwitch:
             await asyncio.sleep(LOOK_S)
             for slot in self.slots.values():
                 ttl_s = self.file.models[slot.name].ttl_s
-                idle = ttl_s and time.monotonic() - slot.used_at > ttl_s
-                if idle and slot.state == "up" and not slot.open_requests and not slot.waiting:
-                    async with self.lock:
-                        if not slot.open_requests and slot.state == "up":
-                            await self._put_away(slot)
-                            self.report(f"{slot.name} was put away: no request for {format_seconds(ttl_s)}")
+                async with self.lock:
+                    idle = ttl_s and time.monotonic() - slot.used_at > ttl_s
+                    if idle and slot.state == "up" and not slot.open_requests and not slot.waiting:
+                        await self._put_away(slot)
+                        self.report(f"{slot.name} was put away: no request for {format_seconds(ttl_s)}")
 
     def stop_engines(self) -> None:
-        for slot in self.slots.values():
-            if slot.session:
-                slot.session.stop()
+        with contextlib.ExitStack() as stack:  # each of them, even if one cannot be stopped
+            for slot in self.slots.values():
+                if slot.session:
+                    stack.callback(slot.session.stop)
