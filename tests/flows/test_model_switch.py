@@ -232,6 +232,21 @@ def test_a_model_that_does_not_start_or_died_is_one_line(tmp_path: Path):
     assert "there are a, b" in replies[3].text
 
 
+def test_a_swap_that_ends_in_any_error_is_answered_at_once(tmp_path: Path):
+    """Requests do not wait for a task that has died."""
+
+    async def run() -> httpx2.Response:
+        switch = make_switch(tmp_path)
+        switch.fails, switch.failure = ("a",), RuntimeError("no such thing")
+        async with serve(ModelProxy(switch)) as client, asyncio.timeout(20):
+            return await client.post(URL, json={"model": "a"})
+
+    reply = asyncio.run(run())
+
+    assert reply.status_code == 503
+    assert reply.json()["error"]["message"] == "a does not start: RuntimeError: no such thing"
+
+
 def test_an_engine_of_another_model_does_not_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Started or resumed, it is stopped before the next one starts, and the next request gets its model."""
     sessions: list[ToySession] = []
@@ -264,6 +279,44 @@ def test_an_engine_of_another_model_does_not_stay(tmp_path: Path, monkeypatch: p
     assert statuses == [503, 503, 200, 503, 200]
     assert states == ["down", "down", "up", "asleep", "down", "up"]
     assert alive == [False, False, False, True]
+
+
+def test_only_models_on_the_same_gpus_leave(tmp_path: Path):
+    """The model that was not used for the longest stays if it stands on another GPU."""
+    base = planned()["whole"]
+    on_gpus = {"x": "0", "y": "1", "z": "1"}
+    deployments = {
+        name: base.with_recipe(replace(base.recipe, served_name=name, env={"CUDA_VISIBLE_DEVICES": gpu}))
+        for name, gpu in on_gpus.items()
+    }
+
+    async def run() -> dict[str, str]:
+        file = ModelsFile(models={name: ModelEntry(recipe="r") for name in on_gpus})
+        switch = ToySwitch(file, deployments, Run.create("models", runs=tmp_path), report=lambda line: None)
+        async with serve(ModelProxy(switch)) as client:
+            for name in on_gpus:
+                assert (await client.post(URL, json={"model": name})).json()["model"] == name
+            return {row["id"]: row["state"] for row in (await client.get("/v1/models")).json()["data"]}
+
+    assert asyncio.run(run()) == {"x": "up", "y": "asleep", "z": "up"}
+
+
+def test_a_model_that_comes_as_the_wait_ends_is_used(tmp_path: Path):
+    """Its request counts as open until its reply has ended, and not for longer."""
+
+    class LateSwitch(ToySwitch):
+        async def _exchange_models(self, slot: ModelSlot) -> None:
+            self._bring_up(slot)
+            time.sleep(0.3)  # noqa: ASYNC251  -- the end of the wait and the turn fall into the same step of the loop
+            await asyncio.sleep(0)
+
+    async def run() -> tuple[int, int]:
+        switch = make_switch(tmp_path, kind=LateSwitch, wait_s=0.2)
+        async with serve(ModelProxy(switch)) as client:
+            reply = await client.post(URL, json={"model": "a"})
+            return reply.status_code, switch.slots["a"].open_requests
+
+    assert asyncio.run(run()) == (200, 0)
 
 
 def test_users_have_keys_limits_and_a_bill(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from moebox import http
 from moebox.core.deployment import Deployment
 from moebox.core.engine_event import ModelSwapped
-from moebox.errors import ExternalError, MoeboxError, refuse_if
+from moebox.errors import ExternalError, refuse_if
 from moebox.fleet.models_file import ModelNeeds, ModelsFile, device_room, fit_together, model_needs, plan_sleep
 from moebox.loose import get_objects
 from moebox.planner.kv_tiers import RATE_RANGE
@@ -120,17 +120,19 @@ class ModelSwitch:
         if slot.swap is None or slot.swap.done():
             slot.swap = asyncio.create_task(self._swap_to(slot))
         try:
-            await asyncio.wait_for(turn, self.file.wait_s)
-        except TimeoutError:
-            text = f"{slot.name} was not ready within {format_seconds(self.file.wait_s)}"
-            raise ModelBusy(text, self.forecast_ready(slot)[0]) from None
+            await asyncio.wait((turn,), timeout=self.file.wait_s)
         except asyncio.CancelledError:  # its client has gone
             if turn in slot.waiting:
                 slot.waiting.remove(turn)
-            elif not turn.cancelled():  # given in this moment
+            elif turn.exception() is None:  # given in this moment
                 slot.open_requests -= 1
             self.changed.set()
             raise
+        if not turn.done():  # it stays in `waiting`: the model comes for the next attempt of this client
+            turn.cancel()
+            text = f"{slot.name} was not ready within {format_seconds(self.file.wait_s)}"
+            raise ModelBusy(text, self.forecast_ready(slot)[0])
+        turn.result()
 
     def forecast_ready(self, slot: ModelSlot) -> tuple[float, float, float]:
         """Seconds until a model that is not up serves, and their range: as last time, or from its weights."""
@@ -147,8 +149,9 @@ class ModelSwitch:
             try:
                 if slot.state != "up" or not (slot.session and slot.session.is_alive):
                     await self._exchange_models(slot)
-            except (MoeboxError, OSError) as failure:
-                problem = ModelBusy(f"{slot.name} does not start: {getattr(failure, 'message', failure)}", 30.0)
+            except Exception as failure:  # of any kind: requests would wait for a swap that has ended
+                cause = getattr(failure, "message", f"{type(failure).__name__}: {failure}")
+                problem = ModelBusy(f"{slot.name} does not start: {cause}", 30.0)
                 self.report(str(problem))
             for turn in [turn for turn in slot.waiting if not turn.done()]:
                 slot.open_requests += problem is None
@@ -183,9 +186,15 @@ class ModelSwitch:
         """The models that must leave for this one, those that were not used for the longest first."""
         up = sorted((each for each in self.slots.values() if each.state == "up"), key=lambda each: each.used_at)
         others, leave = [each for each in up if each is not slot], []
-        while others and not fit_together(self.needs, [slot.name, *(each.name for each in others)], self.room):
+        while others and not self._fits_beside(slot, others):
             leave.append(others.pop(0))
-        return leave
+        for each in reversed(leave):  # it may use other GPUs than those that were short
+            if self._fits_beside(slot, [*others, each]):
+                others.append(each)
+        return [each for each in leave if each not in others]
+
+    def _fits_beside(self, slot: ModelSlot, others: list[ModelSlot]) -> bool:
+        return fit_together(self.needs, [slot.name, *(each.name for each in others)], self.room)
 
     async def _put_away(self, slot: ModelSlot) -> None:
         """Let an engine sleep, or stop it if it cannot or does not answer."""
