@@ -102,10 +102,8 @@ class ModelProxy:
 
     async def list_models(self, request: Request) -> Response:
         self.find_user(request)
-        rows = [
-            {"id": name, "object": "model", "owned_by": "moebox", "state": slot.state}
-            for name, slot in self.switch.slots.items()
-        ]
+        kind = {"object": "model", "owned_by": "moebox"}
+        rows = [{"id": name, **kind, "state": slot.state} for name, slot in self.switch.slots.items()]
         return JSONResponse({"object": "list", "data": rows})
 
     async def read_request(self, request: Request) -> tuple[str, Json]:
@@ -222,8 +220,8 @@ class ModelProxy:
     def write_usage(self) -> None:
         """Write what each user asked for, with its energy and price, to usage.json of the run."""
         self.written_at = time.monotonic()
-        now = read_joules(self.gpus) if self.first_joules is not None else None
-        joules = now - self.first_joules if now is not None and self.first_joules is not None else None
+        joules = None if self.first_joules is None else read_joules(self.gpus)
+        joules = None if joules is None else joules - (self.first_joules or 0.0)
         rows = usage_rows(self.usage, self.file.prices, time.time() - self.began, joules)
         self.switch.run.write_json("usage.json", rows)
 
