@@ -1,19 +1,4 @@
-"""Several models behind one address: the file, which of them fit together, and llama-swap's configuration of them.
-
-name = "desk"
-
-[models.coder]
-recipe = "coder.toml"
-preload = true
-
-[models.writer]
-recipe = "writer.toml"
-ttl_s = 900
-
-[users.anna]
-key_env = "ANNA_KEY"
-parallel = 2
-"""
+"""Several models behind one address: their file (docs/living.md), which fit together, llama-swap's configuration."""
 
 import itertools
 import shlex

@@ -167,7 +167,10 @@ class ModelProxy:
             async with self.switch.hold_model(name) as slot:
                 assert slot.session
                 endpoint = slot.session.endpoint
-                asked, added = body_for_engine(body, endpoint.model, request.url.path)
+                asked: Document = {**body, "model": endpoint.model}
+                added = bool(body.get("stream")) and request.url.path.endswith("/completions")
+                if added := added and not is_true(body, "stream_options.include_usage"):
+                    asked["stream_options"] = {**get_object(body, "stream_options"), "include_usage": True}
                 headers = {"content-type": "application/json", **endpoint.headers}
                 url = f"{endpoint.server_url}{request.url.path}"
                 async with self.client.stream("POST", url, content=json.dumps(asked), headers=headers) as reply:
@@ -229,10 +232,7 @@ class ModelProxy:
 def usage_rows(
     usage: Mapping[str, UserUsage], prices: Mapping[str, float], seconds: float, joules: float | None
 ) -> list[Document]:
-    """Rows by user: tokens, energy and money. Energy of the GPUs and hours of the box are shared by request seconds.
-
-    Idle time is thus paid by those who asked. Without counters there is no energy.
-    """
+    """By user: energy, if the GPUs count it, and hours of the box, also idle ones, are shared by request seconds."""
     busy = sum(each.seconds for each in usage.values())
     rows: list[Document] = []
     for name, each in usage.items():
@@ -246,15 +246,6 @@ def usage_rows(
             row["money"] = round(money * share, 6)
         rows.append(row)
     return rows
-
-
-def body_for_engine(body: Json, model: str, path: str) -> tuple[Document, bool]:
-    """The body with the engine's name of the model, and whether it now asks for counts that the client did not want."""
-    silent = bool(body.get("stream")) and not is_true(body, "stream_options.include_usage")
-    if not (silent and path.endswith("/completions")):
-        return {**body, "model": model}, False
-    options = {**get_object(body, "stream_options"), "include_usage": True}
-    return {**body, "model": model, "stream_options": options}, True
 
 
 async def read_pieces(reply: httpx2.Response, stated: Document, *, drop_usage: bool) -> AsyncIterator[bytes]:

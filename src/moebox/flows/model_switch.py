@@ -67,10 +67,7 @@ def sleep_deployment(deployment: Deployment, needs: ModelNeeds) -> Deployment:
 def plan_models(
     file: ModelsFile, deployments: Mapping[str, Deployment]
 ) -> tuple[dict[str, ModelNeeds], dict[str, int]]:
-    """Return what each model needs with its way to be put away, and the room on each device.
-
-    Raise BadInput if a model does not even fit alone.
-    """
+    """Return what each model needs, and the room on each device. Raise BadInput if one does not even fit alone."""
     room = device_room(list(deployments.values()))
     needs = {name: model_needs(deployment, file.models[name]) for name, deployment in deployments.items()}
     plan_sleep(needs, file.models, room)
