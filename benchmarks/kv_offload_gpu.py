@@ -279,7 +279,7 @@ def forecasts(deployment: Deployment, calibration: Calibration | None, asked: ar
             for number in range(asked.conversations):
                 cache.keep_tokens(number, asked.tokens, 0)
             for number in range(asked.conversations):
-                known, load_s = cache.take_prefix(number, prompt, begins=False)
+                known, load_s, _ = cache.take_prefix(number, prompt, begins=False)
                 times.append(request_s + load_s + speed.prefill_s(prompt - known, known))
                 cache.keep_tokens(number, asked.tokens, 0)
                 hits += known

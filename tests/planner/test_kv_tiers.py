@@ -220,9 +220,9 @@ def test_the_oldest_conversation_leaves_each_tier_first():
     for user in range(4):
         cache.keep_tokens(user, 90, 10)
 
-    assert cache.take_prefix(0, 200, begins=False) == (0, 0.0)
-    assert cache.take_prefix(1, 200, begins=False) == (90, 45.0)
-    assert cache.take_prefix(3, 200, begins=False) == (100, 0.0)
+    assert cache.take_prefix(0, 200, begins=False) == (0, 0.0, "")
+    assert cache.take_prefix(1, 200, begins=False) == (90, 45.0, "RAM")
+    assert cache.take_prefix(3, 200, begins=False) == (100, 0.0, "GPUs")
 
 
 def test_the_commands_show_them(capsys: pytest.CaptureFixture[str]):

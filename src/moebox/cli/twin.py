@@ -15,6 +15,7 @@ from moebox.core.setting import split_settings
 from moebox.core.traits import LAST_PORT
 from moebox.core.workload_file import WorkloadFile
 from moebox.errors import ExternalError, refuse_if, refuse_out_of_range
+from moebox.planner.kv_tiers import cache_tiers
 from moebox.planner.simulate import scheduler_rules
 from moebox.serve.keys import TWIN_KEY, keep_key, make_key
 from moebox.stream import run_to_end
@@ -107,7 +108,9 @@ async def serve_twin(
     from moebox.twin.engine import TwinEngine
 
     recipe, speed = target.recipe, target.speed
-    engine = TwinEngine(speed, scheduler_rules(recipe, kv_tokens, speed, target.memory.sequence_tokens), faster=faster)
+    rules = scheduler_rules(recipe, kv_tokens, speed, target.memory.sequence_tokens)
+    tiers = None if recipe.prefix_caching is False else cache_tiers(target.deployment, recipe.tiers)
+    engine = TwinEngine(speed, rules, tiers, faster=faster)
     app = build_app(engine, model=recipe.served_name, context=recipe.context, title=title, key=key)
     config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1)
     await uvicorn.Server(config).serve(sockets=[listening])

@@ -4,7 +4,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from moebox.core.deployment import Deployment
 from moebox.core.plan import Memory
@@ -17,7 +17,7 @@ from moebox.sizing.kv import tier_token_bytes
 from moebox.units import format_count
 
 if TYPE_CHECKING:
-    from moebox.planner.schedule import Scheduler
+    from moebox.planner.schedule import Scheduler, SimulatedRequest
 
 GIB = 2**30
 # Share of a GPU's link that copies from RAM reach. Blocks of 0.5 to 2 MB (vLLM since 0.12) come close to all of it; the
@@ -36,6 +36,14 @@ class CacheTier:
     token_s: float  # seconds to bring one token back
 
 
+class FoundPrefix(NamedTuple):
+    """Cached tokens of a prompt, the seconds to bring them back, and where they are; "" if nowhere."""
+
+    tokens: int
+    seconds: float
+    tier: str
+
+
 class PrefixCache:
     """Conversations whose tokens are kept after their replies, least recently used first, on the GPUs and in tiers.
 
@@ -48,28 +56,39 @@ class PrefixCache:
         self.held: list[OrderedDict[int, int]] = [OrderedDict() for _ in range(1 + len(self.tiers))]
         self.totals = [0] * len(self.held)
         self.warm = False  # the shared prefix has been read once
+        self.link_free = 0.0  # when the link from the tiers is free
 
-    def take_prefix(self, user: int, prompt: int, *, begins: bool) -> tuple[int, float]:
-        """Take the cached tokens of `prompt` for a request; return their number and the seconds to bring them back.
+    def take_prefix(self, user: int, prompt: int, *, begins: bool) -> FoundPrefix:
+        """Take the cached tokens of `prompt` for a request.
 
         A conversation that `begins` shares only the common prefix with the user's last one.
         """
         self._evict()
         shared = min(self.shared if self.warm else 0, prompt - 1)
         self.warm = True
-        found, seconds = 0, 0.0
+        found = self.find_prefix(-1 if begins else user, prompt - 1, shared)
         for level, held in enumerate(self.held):
-            own = held.get(user, 0)
-            if own and (begins or not level):  # on the GPUs it is in use from now on; a tier keeps its copy
-                del held[user]
-                self.totals[level] -= own
-            elif own:
+            if level and user in held and not begins:
                 held.move_to_end(user)
-            own += self.once if own else 0
-            if own > found and not begins:
-                token_s = self.tiers[level - 1].token_s if level else 0.0
-                found, seconds = own, (own - shared) * token_s
-        return (min(found, prompt - 1), seconds) if found > shared else (shared, 0.0)
+            else:  # on the GPUs it is in use from now on; a tier keeps its copy
+                self.totals[level] -= held.pop(user, 0)
+        return found if found.tokens > shared else FoundPrefix(shared, 0.0, "GPUs" if shared else "")
+
+    def find_prefix(self, user: int, most: int, shared: int = 0) -> FoundPrefix:
+        """Return the cached tokens of a conversation, up to `most`; `shared` ones are on the GPUs in any case."""
+        found = FoundPrefix(0, 0.0, "")
+        for level, held in enumerate(self.held):
+            own = min(held[user] + self.once, most) if user in held else 0
+            if own > found.tokens:
+                tier = self.tiers[level - 1] if level else CacheTier(name="GPUs", tokens=0.0, token_s=0.0)
+                found = FoundPrefix(own, (own - shared) * tier.token_s, tier.name)
+        return found
+
+    def start_load(self, request: "SimulatedRequest", load_s: float, now: float) -> float:
+        """Return when a load from a tier is done that begins now; loads follow each other over one link."""
+        self.link_free = max(now, self.link_free) + load_s
+        request.is_loaded = True
+        return self.link_free
 
     def keep_tokens(self, user: int, prompt: int, reply: int) -> None:
         """Keep a finished request until the space is needed; tiers get prompts only (vLLM: offload_prompt_only)."""

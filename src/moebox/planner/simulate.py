@@ -227,7 +227,6 @@ class _SimulatedRun:
         self.scheduler, self.workload = scheduler, workload
         self.cache = PrefixCache(scheduler, workload.prefix, tiers)
         scheduler.find_prefix = self._find_prefix
-        self.link_free = 0.0  # when the link from the tiers is free
         self.coming = self._make_requests()
         self.entering: list[tuple[float, int, SimulatedRequest]] = []  # sent, but still in HTTP and tokenizer
         self.order = itertools.count()
@@ -298,17 +297,16 @@ class _SimulatedRun:
         if request.id not in self.conversations:
             return 0.0
         conversation, turn = self.conversations[request.id]
-        found, load_s = self.cache.take_prefix(conversation, request.input, begins=not turn)
-        request.cached_tokens = max(request.cached_tokens, found)
-        return load_s
+        found = self.cache.take_prefix(conversation, request.input, begins=not turn)
+        request.cached_tokens = max(request.cached_tokens, found.tokens)
+        return found.seconds
 
     def _find_prefix(self, request: SimulatedRequest) -> bool:
         """Look up a conversation at admission. False if it waits for a load, which follows others over one link."""
         if self.readers or request.is_loaded or not (load_s := self._take_prefix(request)):
             return True
-        self.link_free = max(self.now, self.link_free) + load_s
-        request.is_loaded = True
-        heapq.heappush(self.entering, (self.link_free, next(self.order), request))
+        ready = self.cache.start_load(request, load_s, self.now)
+        heapq.heappush(self.entering, (ready, next(self.order), request))
         return False
 
     def _send_next(self) -> None:

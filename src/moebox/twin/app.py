@@ -51,6 +51,11 @@ def build_app(engine: TwinEngine, *, model: str, context: int, title: str, key: 
             "cache": f"{scheduler.used_tokens:,.0f} of {scheduler.rules.kv_tokens:,} tokens",
             "tokens made": f"{engine.counters.generation_tokens:,}",
         }
+        for tier, ttft in engine.counters.ttft_by_tier.items():
+            hits = f", {engine.counters.cached_tokens[tier]:,} tokens" if tier else ""
+            rows[f"first token, {tier or 'computed'}"] = (
+                f"{ttft.total / ttft.number:.3f} s, {ttft.number:,} requests{hits}"
+            )
         cells = "".join(f"<tr><th>{name}<td>{html.escape(str(value))}" for name, value in rows.items())
         headers = {"Referrer-Policy": "no-referrer", "Cache-Control": "no-store"}  # the URL may hold the key
         return HTMLResponse(PAGE.format(simulation=SIMULATION_TEXT, cells=cells), headers=headers)
@@ -105,7 +110,7 @@ def build_app(engine: TwinEngine, *, model: str, context: int, title: str, key: 
         if wanted.stream:
             events = messages.stream_reply if anthropic else openai.stream_reply
             return StreamingResponse(events(engine, wanted, model), media_type="text/event-stream")
-        async with contextlib.aclosing(engine.generate(wanted.prompt_tokens, wanted.output)) as made:
+        async with contextlib.aclosing(engine.generate(wanted)) as made:
             async for _ in made:
                 if await request.is_disconnected():
                     return Response(status_code=CLIENT_CLOSED)

@@ -3,12 +3,14 @@
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
+from moebox.planner.kv_tiers import CacheTier, PrefixCache
 from moebox.planner.schedule import Scheduler, SchedulerRules, ScheduleSlice, SimulatedRequest
 from moebox.planner.speed import Speed
-from moebox.twin.metrics import TwinCounters
+from moebox.twin.metrics import BLOCK, TTFT, LatencyHistogram, TwinCounters
+from moebox.twin.request import CHARS_PER_TOKEN, TwinRequest
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -16,16 +18,24 @@ class TwinJob:
     """A request and the client that waits for it."""
 
     request: SimulatedRequest
+    wanted: TwinRequest
+    conversation: int = 0
+    tier: str = ""  # that its cached tokens came from
     sent: int = 0  # tokens reported to the client
     last: float = 0.0  # time of the last report
     progress: "asyncio.Queue[int]" = field(default_factory=asyncio.Queue)  # tokens made so far
 
 
 class TwinEngine:
-    """Steps while there is work; `faster` divides every time."""
+    """Steps while there is work; `faster` divides every time. Without `tiers` (None) no prefix is cached."""
 
-    def __init__(self, speed: Speed, rules: SchedulerRules, *, faster: float = 1.0) -> None:
+    def __init__(
+        self, speed: Speed, rules: SchedulerRules, tiers: Sequence[CacheTier] | None = None, *, faster: float = 1.0
+    ) -> None:
         self.scheduler = Scheduler(speed=speed, rules=rules)
+        self.cache = PrefixCache(self.scheduler, tiers=tiers or ())
+        self.scheduler.find_prefix = None if tiers is None else self._find_prefix
+        self.prefixes: dict[int, tuple[int, int]] = {}  # hash of a prompt's first blocks -> conversation, blocks kept
         self.counters = TwinCounters()
         self.faster = faster
         self._jobs: dict[int, TwinJob] = {}
@@ -47,14 +57,55 @@ class TwinEngine:
             await asyncio.sleep(max(due - time.monotonic(), 0.0))
             self._deliver_tokens(done)
 
-    async def generate(self, prompt: int, output: int) -> AsyncGenerator[int, None]:
-        """Generate `output` tokens after a prompt of `prompt`; yield the number made so far each time it grows."""
-        now = time.monotonic()
+    def _find_prefix(self, request: SimulatedRequest) -> bool:
+        """Look up the kept conversation that a prompt begins like. False if it waits for a load from a tier.
+
+        A prompt that continues a conversation takes its cache; one that only begins alike has a cache of its own.
+        """
+        job = self._jobs.get(request.id)
+        if job is None or request.is_loaded or request.preemptions:
+            return True
+        marks = hash_blocks(job.wanted.prompt)
+        alike = next((place for place in range(len(marks), 0, -1) if marks[place - 1] in self.prefixes), 0)
+        owner, kept = self.prefixes[marks[alike - 1]] if alike else (-1, 0)
+        tokens = alike * request.input // max(len(marks), 1)
+        if alike == kept and alike:
+            job.conversation, found = owner, self.cache.take_prefix(owner, tokens + 1, begins=False)
+        else:
+            job.conversation, found = request.id, self.cache.find_prefix(owner, min(tokens, request.input - 1))
+        now = time.monotonic() * self.faster
+        job.tier, job.wanted.cached_tokens = found.tier, found.tokens
+        request.cached_tokens = found.tokens
+        if found.tier:
+            counted = self.counters.cached_tokens
+            counted[found.tier] = counted.get(found.tier, 0) + request.cached_tokens
+        if found.seconds:
+            ready = self.cache.start_load(request, found.seconds, now)
+            asyncio.get_running_loop().call_later((ready - now) / self.faster, self._enter_loaded, request)
+        return not request.is_loaded
+
+    def _enter_loaded(self, request: SimulatedRequest) -> None:
+        if request.id in self._jobs:
+            self.scheduler.waiting.appendleft(request)
+            self._has_work.set()
+
+    def _keep_prefix(self, job: TwinJob) -> None:
+        """Keep a finished conversation, and forget the prompts of those that every tier has dropped."""
+        wanted = job.wanted
+        self.cache.keep_tokens(job.conversation, wanted.prompt_tokens, wanted.output)
+        marks = hash_blocks(f"{wanted.prompt}\n{wanted.text_part(0, wanted.output)}" if wanted.chat else wanted.prompt)
+        held = set().union(*self.cache.held)
+        self.prefixes = {mark: known for mark, known in self.prefixes.items() if known[0] in held}
+        self.prefixes |= dict.fromkeys(marks, (job.conversation, len(marks)))
+
+    async def generate(self, wanted: TwinRequest) -> AsyncGenerator[int, None]:
+        """Generate the reply to a request; yield the number of tokens made so far each time it grows."""
+        now, prompt, output = time.monotonic(), wanted.prompt_tokens, wanted.output
         request = SimulatedRequest(id=next(self._ids), input=prompt, output=output, arrival=now)
         if not self.scheduler.submit(request):
             kv_tokens = self.scheduler.rules.kv_tokens
             raise ValueError(f"{prompt} + {output} tokens do not fit in the cache of {kv_tokens} tokens")
-        job = self._jobs[request.id] = TwinJob(request=request, last=now)
+        job = self._jobs[request.id] = TwinJob(request=request, wanted=wanted, last=now)
         self.counters.prompt_tokens += prompt
         self._has_work.set()
         try:
@@ -73,7 +124,9 @@ class TwinEngine:
         for request in done.started:
             if request.id in self._jobs and request.first_token_at < 0:
                 request.first_token_at = now
-                self.counters.ttft.observe(now - request.arrival)
+                own = self.counters.ttft_by_tier.setdefault(self._jobs[request.id].tier, LatencyHistogram(TTFT))
+                for histogram in (self.counters.ttft, own):
+                    histogram.observe(now - request.arrival)
         for job in self._jobs.values():
             made = int(self.scheduler.tokens_made(job.request) + 1e-9) if job.request.first_token_at >= 0 else 0
             if made > job.sent:
@@ -83,6 +136,17 @@ class TwinEngine:
                 job.last, job.sent = now, made
                 job.progress.put_nowait(made)
         for request in done.finished:
-            if self._jobs.pop(request.id, None) is not None:
+            if (ended := self._jobs.pop(request.id, None)) is not None:
+                if self.scheduler.find_prefix:
+                    self._keep_prefix(ended)
                 self.counters.finished["length"] += 1
                 self.counters.e2e.observe(now - request.arrival)
+
+
+def hash_blocks(text: str) -> list[int]:
+    """Hash a prompt up to the end of each whole block, as engines name the blocks of their cache."""
+    size, marks, mark = BLOCK * CHARS_PER_TOKEN, [], 0
+    for start in range(0, len(text) - size + 1, size):
+        mark = hash((mark, text[start : start + size]))
+        marks.append(mark)
+    return marks

@@ -53,7 +53,7 @@ async def stream_reply(engine: TwinEngine, request: TwinRequest, model: str) -> 
         block = {"type": "tool_use", "id": _new_id("toolu"), "name": request.call[0], "input": {}}
     yield _sse_event("content_block_start", index=0, content_block=block)
     sent = 0
-    async with contextlib.aclosing(engine.generate(request.prompt_tokens, request.output)) as stream:
+    async with contextlib.aclosing(engine.generate(request)) as stream:
         async for made in stream:
             delta = {"type": "text_delta", "text": request.text_part(sent, made)}
             if request.call:

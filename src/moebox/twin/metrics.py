@@ -41,6 +41,8 @@ class TwinCounters:
     generation_tokens: int = 0
     finished: dict[str, int] = field(default_factory=lambda: {"length": 0, "abort": 0})
     ttft: LatencyHistogram = field(default_factory=lambda: LatencyHistogram(TTFT))
+    ttft_by_tier: dict[str, LatencyHistogram] = field(default_factory=dict)  # "" if all was computed
+    cached_tokens: dict[str, int] = field(default_factory=dict)  # by tier
     itl: LatencyHistogram = field(default_factory=lambda: LatencyHistogram(ITL))
     e2e: LatencyHistogram = field(default_factory=lambda: LatencyHistogram(E2E))
 
@@ -58,7 +60,7 @@ def metrics_text(
 ) -> str:
     name = model.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     label = f'engine="0",model_name="{name}"'
-    share = min(used / kv_tokens, 1.0) if kv_tokens else 0.0
+    share, cached = min(used / kv_tokens, 1.0) if kv_tokens else 0.0, counters.cached_tokens
     lines = ["# SIMULATION: these figures come from moebox twin, not from an engine"]
     for metric, kind, value in (
         ("num_requests_running", "gauge", running),
@@ -67,6 +69,9 @@ def metrics_text(
         ("num_preemptions_total", "counter", preempted),
         ("prompt_tokens_total", "counter", counters.prompt_tokens),
         ("generation_tokens_total", "counter", counters.generation_tokens),
+        ("prefix_cache_queries_total", "counter", counters.prompt_tokens),
+        ("prefix_cache_hits_total", "counter", cached.get("GPUs", 0)),
+        ("external_prefix_cache_hits_total", "counter", sum(cached.values()) - cached.get("GPUs", 0)),
     ):
         lines += [f"# TYPE vllm:{metric} {kind}", f"vllm:{metric}{{{label}}} {value}"]
     lines.append("# TYPE vllm:request_success_total counter")

@@ -28,7 +28,7 @@ async def stream_reply(engine: TwinEngine, request: TwinRequest, model: str) -> 
         return b"data: " + json.dumps({**head, "choices": choices, **more}, separators=(",", ":")).encode() + b"\n\n"
 
     # Closed explicitly: a client that disconnects must leave the simulated queue at once, not at garbage collection.
-    async with contextlib.aclosing(engine.generate(request.prompt_tokens, request.output)) as stream:
+    async with contextlib.aclosing(engine.generate(request)) as stream:
         async for made in stream:
             if request.chat and not sent:
                 yield event({"role": "assistant", "content": ""})
@@ -75,6 +75,7 @@ def _reply_head(request: TwinRequest, model: str, *, chunk: bool) -> Document:
     }
 
 
-def _token_usage(request: TwinRequest) -> dict[str, int]:
+def _token_usage(request: TwinRequest) -> Document:
     prompt, output = request.prompt_tokens, request.output
-    return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+    details = {"prompt_tokens_details": {"cached_tokens": request.cached_tokens}}
+    return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output, **details}

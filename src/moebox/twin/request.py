@@ -24,7 +24,7 @@ MAX_ITEMS = 16  # properties or items filled on one level
 SIMPLE_VALUES: dict[str, object] = {"boolean": False, "null": None}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class TwinRequest:
     """A parsed request with the length and kind of its reply."""
 
@@ -36,6 +36,7 @@ class TwinRequest:
     stream: bool
     usage: bool  # whether a stream ends with the token counts
     call: tuple[str, str] | None = None  # the tool called instead of text, and its arguments as JSON
+    cached_tokens: int = 0  # of the prompt; known once it is read
 
     def text_part(self, start: int, end: int) -> str:
         """Return the reply's tokens from `start` up to `end`. The same prompt always gets the same words."""
@@ -114,7 +115,7 @@ def _completion_prompt(prompt: object) -> tuple[str, int]:
     if isinstance(prompt, str):
         return prompt, count_tokens(prompt)
     if isinstance(prompt, list) and prompt and all(isinstance(token, int) for token in prompt):
-        return str(prompt[:64]), len(prompt)
+        return " ".join(map(str, prompt)), len(prompt)
     raise RequestRefused(400, "prompt must be text or a list of token numbers")
 
 
