@@ -17,7 +17,6 @@ class MemorySizes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     free_bytes: float | None = None
 
     def sizes_by_name(self) -> dict[str, float]:
-        """The sizes that are known."""
         sizes = {name: getattr(self, name) for name in self.__struct_fields__ if name.endswith("_bytes")}
         return {name: float(value) for name, value in sizes.items() if value is not None}
 

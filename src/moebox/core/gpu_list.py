@@ -29,7 +29,6 @@ def visible_devices_env(box: Box, used: tuple[int, ...]) -> dict[str, str]:
 
 
 def pipeline_stages(used: tuple[int, ...], recipe: Recipe) -> dict[int, int]:
-    """The pipeline stage of each GPU used."""
     per_stage = recipe.parallel.tp * recipe.parallel.dp
     return {index: min(rank // per_stage, recipe.parallel.pp - 1) for rank, index in enumerate(used)}
 

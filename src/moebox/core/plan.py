@@ -71,7 +71,6 @@ class PlanWarning:
 
     @property
     def text_with_remedy(self) -> str:
-        """The text, and the remedy in brackets."""
         return f"{self.text} ({self.remedy})" if self.remedy else self.text
 
 

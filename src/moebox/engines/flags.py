@@ -94,7 +94,6 @@ class FlagCatalogue:
 
     @functools.cached_property
     def specs(self) -> dict[str, FlagSpec]:
-        """The flags by every spelling."""
         found: dict[str, FlagSpec] = {}
         for name, row in self.flags.items():
             found |= dict.fromkeys((name, *row.also, *row.off), replace(row, name=name))

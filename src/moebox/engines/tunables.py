@@ -25,8 +25,6 @@ class Tunable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunableTable:
-    """One tunables.toml."""
-
     extends: str = ""  # package whose settings come first
     setting: tuple[Tunable, ...] = ()
 

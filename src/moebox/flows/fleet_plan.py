@@ -36,7 +36,6 @@ class FleetCandidate:
 
     @property
     def gpu_watts(self) -> float:
-        """The TDP of all its GPUs."""
         return float(sum(gpu.tdp for gpu in self.box.gpus) * self.box.nodes)
 
     @property

@@ -132,7 +132,6 @@ def _round_to_bfloat16(numbers: array[float]) -> array[int]:
 
 @functools.cache
 def _halves_as_bfloat16() -> array[int]:
-    """Every float16 as bfloat16."""
     return _round_to_bfloat16(array("f", struct.unpack("<65536e", array("H", range(65536)).tobytes())))
 
 

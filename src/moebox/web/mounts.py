@@ -36,7 +36,6 @@ class DiskProbe:
             raise BadInput(f"{text}: the disk has not answered for {TIMEOUT_S:g} s", hint=hint)
 
     def _probe_thread(self, path: str) -> threading.Thread:
-        """The thread that probes this path; one for each path."""
         with self._lock:
             self._threads = {known: thread for known, thread in self._threads.items() if thread.is_alive()}
             if path in self._threads:

@@ -27,7 +27,6 @@ class NotFound(BadInput):
 
 
 def render_page(site: WebSite, template: str, *, status: int = 200, **context: Any) -> HTMLResponse:
-    """Render a template as a whole page."""
     text = (
         jinja_environment("moebox.web")
         .get_template(template)

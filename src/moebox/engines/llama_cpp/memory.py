@@ -52,7 +52,6 @@ def memory_budget(deployment: Deployment) -> Memory:
 
 
 def layer_devices(box: Box, nodes: int) -> tuple[LayerDevice, ...]:
-    """Every device in the order of its layers."""
     servers = range(1, nodes)
     if box.gpus:
         return tuple(LayerDevice(node=node, gpu=gpu) for node in (*servers, 0) for gpu in range(len(box.gpus)))

@@ -34,7 +34,6 @@ class CachePages:
     decoding_blocks: float  # of them, those that it keeps while it decodes
 
     def request_blocks(self, length: int) -> float:
-        """Blocks of one request of `length` tokens."""
         return math.ceil(length / self.block_tokens) * self.context_blocks + self.sequence_blocks
 
     @property
