@@ -77,5 +77,5 @@ def _reply_head(request: TwinRequest, model: str, *, chunk: bool) -> Document:
 
 def _token_usage(request: TwinRequest) -> Document:
     prompt, output = request.prompt_tokens, request.output
-    details = {"prompt_tokens_details": {"cached_tokens": request.cached_tokens}}
+    details = {"prompt_tokens_details": {"cached_tokens": request.cached_tokens}} if request.cached_tokens else {}
     return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output, **details}
