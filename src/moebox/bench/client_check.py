@@ -59,7 +59,6 @@ def is_p99_certain(samples: Samples, p99_ms: float | None) -> bool:
 
 
 def collect_gaps(samples: Samples) -> TokenGaps:
-    """Collect the gaps of all completed requests."""
     gaps = TokenGaps()
     time, tokens, kind = samples.time, samples.tokens, samples.kind
     for request in samples.requests():

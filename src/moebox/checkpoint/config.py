@@ -11,7 +11,6 @@ from moebox.errors import BadInput, Unsupported, refuse_if
 
 
 def model_from_config(config: Any, *, name: str, where: str) -> Model:
-    """The model that a config.json describes."""
     if not isinstance(config, dict):
         raise BadInput(f"{where}: must be a JSON object")
     names = loose.get_texts(config, "architectures") or [loose.get_text(config, "model_type")]

@@ -75,7 +75,6 @@ def find_kept(repo: str) -> KeptModel | None:
 
 
 def kept_models() -> list[KeptModel]:
-    """Return all kept rows by name."""
     folder = files.moebox_state() / "models"
     names = sorted(path.stem.replace("--", "/", 1) for path in folder.glob("*--*.json"))
     return [kept for kept in map(find_kept, names) if kept]

@@ -124,7 +124,6 @@ def read_linear(fields: ConfigFields, heads: int | None = None, dim: int | None 
 
 
 def _sparse_indexer(fields: ConfigFields) -> Indexer:
-    """DeepSeek's indexer."""
     return Indexer(
         heads=fields.integer("index_n_heads", least=1),
         dim=fields.integer("index_head_dim", least=1),

@@ -241,7 +241,6 @@ def _network_matrices(fields: LooseFields) -> int:
 
 
 def _dense_layers(fields: LooseFields, layers: int, counts: Counter[str]) -> int:
-    """Layers without experts."""
     values = fields.whole
     if counts["none"]:
         letters = values.get("hybrid_override_pattern") or values.get("layers_block_type") or values.get("layer_types")

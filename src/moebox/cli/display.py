@@ -23,7 +23,6 @@ VERDICT_MARKS = {"pass": "[green]✓[/]", "warn": "[yellow]![/]", "fail": "[red]
 
 
 def make_grid(rows: "Iterable[Sequence[RenderableType]]", *, gap: int = 1) -> "Table":
-    """Make a table without headings."""
     from rich.table import Table
 
     table = Table.grid(padding=(0, gap))

@@ -101,7 +101,6 @@ def bind_socket(port: int, host: str = "127.0.0.1") -> socket.socket:
 async def serve_twin(
     target: ForecastTarget, listening: socket.socket, kv_tokens: int, faster: float, title: str, *, key: str
 ) -> None:
-    """Serve until interrupted."""
     import uvicorn
 
     from moebox.twin.app import build_app

@@ -155,8 +155,6 @@ class LoadBegan(Event, tag="bench.begin", frozen=True):
 
 
 class LoadDone(Event, tag="bench.level", frozen=True):
-    """A load is measured and written."""
-
     concurrency: int = 0
     output_tok_s: float = 0.0
 

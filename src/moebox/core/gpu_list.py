@@ -7,7 +7,6 @@ VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 def all_gpus(box: Box) -> tuple[Gpu, ...]:
-    """Every GPU of every node, in order."""
     return box.gpus * box.nodes
 
 

@@ -12,8 +12,6 @@ NOT_VERIFIED = "not verified by checks"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeedCell:
-    """One load of a run."""
-
     concurrency: float | None = None
     input_tokens: float | None = None
     output_tokens: float | None = None

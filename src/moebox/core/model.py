@@ -133,7 +133,6 @@ class Model:
 
     @property
     def expert_parameters(self) -> int:
-        """Weights of one routed expert."""
         if not self.moe:
             return 0
         bias = 2 * self.moe.intermediate + self.hidden if self.moe.bias else 0

@@ -54,7 +54,6 @@ class ReleaseRules:
         return frozenset(name for row in self.rows(kind) for name in row["names"])
 
     def refusal(self, text: str, row: RuleRow | None = None, remedy: str = "") -> StartRefusal:
-        """A refusal with its place in the sources."""
         return StartRefusal(text=text, at=row.get("at", "") if row else "", release=self.release, remedy=remedy)
 
 

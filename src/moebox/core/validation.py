@@ -65,7 +65,6 @@ OPTIONS: Mapping[str, str] = load_table("container_options")  # option -> patter
 
 
 def read_recipe(path: Path) -> Recipe:
-    """Read and validate the recipe in a file."""
     document = codec.load_toml(path)
     hint = "`moebox plan MODEL -o recipe.toml` writes one"
     refuse_if(not document, f"{path}: is empty, not a recipe", hint=hint)

@@ -27,8 +27,6 @@ _MAC = re.compile(r"\b(?:[0-9a-f]{2}:){5}[0-9a-f]{2}\b", re.IGNORECASE)
 
 
 def save_bundle(box: Box, folder: Path) -> list[Path]:
-    """Write the bundle and return its files."""
-
     def printed_by(*command: str) -> str:
         return hosts.run_program(command, seconds=30)[0]
 

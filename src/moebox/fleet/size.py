@@ -50,8 +50,6 @@ def size_fleet(
 
 
 class _FleetSearch:
-    """Simulates each fleet once."""
-
     def __init__(self, box: BoxModel, question: FleetQuestion, most: int, watch: OutcomeListener | None) -> None:
         self.box, self.question, self.most, self.watch = box, question, most, watch
         self.usual: tuple[Policy, bool] = (question.policy, False)

@@ -232,7 +232,6 @@ class _Calibrator:
         return found
 
     def calibration(self) -> Calibration:
-        """The calibration so far."""
         facts, box = self.subject, self.subject.required_box
         expected: tuple[ExpectedStep, ...] = ()
         fit_spread, prompt_fit_spread = FIT_SPREAD, PROMPT_FIT_SPREAD

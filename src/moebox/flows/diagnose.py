@@ -43,8 +43,6 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """A cause with its evidence."""
-
     rule: Rule
     evidence: str
 

@@ -37,11 +37,9 @@ class CacheTier:
 
 
 class FoundPrefix(NamedTuple):
-    """Cached tokens of a prompt, the seconds to bring them back, and where they are; "" if nowhere."""
-
     tokens: int
-    seconds: float
-    tier: str
+    seconds: float  # to bring them back
+    tier: str  # where they are; "" if nowhere
 
 
 class PrefixCache:

@@ -20,16 +20,12 @@ STREAMS_PER_WORKER = 4096  # one core kept 2,048 streams at 50 tok/s each to wit
 
 @dataclass(slots=True, kw_only=True)
 class LoadRun:
-    """The samples and gauges of a run."""
-
     samples: Samples
     gauges: list[WorkerGauge] = field(default_factory=list)
     was_interrupted: bool = False
 
 
 class WorkerProcess:
-    """One process and the messages on its pipes."""
-
     def __init__(self, job: LoadJob) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "moebox.bench.generator.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE

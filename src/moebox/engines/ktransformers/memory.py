@@ -64,13 +64,11 @@ def memory_budget(deployment: Deployment) -> Memory:
 
 
 def cache_room(gpu: Gpu, model: Model, checkpoint: Checkpoint, recipe: Recipe) -> int:
-    """Bytes left for the cache on one GPU."""
     weights = sum(gpu_weights(model, checkpoint, recipe).values())
     return utilized_bytes(gpu, recipe) - weights - step_bytes(model, checkpoint, recipe)
 
 
 def utilized_bytes(gpu: Gpu, recipe: Recipe) -> int:
-    """Bytes of a GPU that the engine uses."""
     return round((visible_bytes(gpu) - reserved_bytes(gpu)) * (recipe.memory_utilization or UTILIZATION))
 
 

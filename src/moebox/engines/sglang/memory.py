@@ -57,8 +57,6 @@ def memory_budget(deployment: Deployment) -> Memory:
 
 
 class SglangRanks:
-    """The ranks of one deployment (a RankMemory)."""
-
     def __init__(self, deployment: Deployment) -> None:
         _, self.model, checkpoint, self.recipe = deployment.facts
         stages = range(self.recipe.parallel.pp)

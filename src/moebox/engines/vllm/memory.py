@@ -74,8 +74,6 @@ def memory_budget(deployment: Deployment) -> Memory:
 
 
 class VllmRanks:
-    """The ranks of one deployment (a RankMemory)."""
-
     def __init__(self, deployment: Deployment) -> None:
         box, model, checkpoint, self.recipe = deployment.facts
         self.utilization = self.recipe.memory_utilization or memory_constant("vllm", "utilization")
@@ -167,7 +165,6 @@ def max_seqs(gpu: Gpu, recipe: Recipe) -> int:
 
 
 def step_tokens(gpu: Gpu, recipe: Recipe) -> int:
-    """Tokens that a step may prefill."""
     name = "batched_tokens_small"
     if gpu.memory >= LARGE:
         name = "batched_tokens_largest" if gpu.memory >= LARGEST else "batched_tokens"
