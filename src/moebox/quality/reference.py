@@ -43,8 +43,6 @@ class ReferenceFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredText:
-    """One text in a reference file."""
-
     kind: str
     name: str
     tokens: tuple[TokenKey, ...]
@@ -77,7 +75,6 @@ class StoredReference:
 
 
 def reference_bytes(about: ReferenceFacts, readings: Sequence[TextReading]) -> bytes:
-    """The content of a reference file."""
     texts = []
     for reading in readings:
         keys, values = [], []

@@ -69,8 +69,6 @@ class Prose:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bullets:
-    """A list of remarks."""
-
     kind: str = "bullets"
     title: str = ""
     items: tuple[str, ...]

@@ -36,8 +36,6 @@ CONTAINER_TOOLS = ("docker", "podman")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstalledEngine:
-    """One version of an engine on this machine."""
-
     engine: str
     version: str
     kind: SourceKind

@@ -174,6 +174,5 @@ def _agent_replies(config: ConductorConfig, mode: str, **more: object) -> list[J
 
 
 def last_line(text: str) -> str:
-    """The last line that a program printed."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:200] if lines else "it printed nothing"

@@ -33,8 +33,6 @@ class ClientCall:
 
 
 class ClientOutput(ABC):
-    """The output of a client so far."""
-
     def __init__(self, on_turn: Callable[[TurnRecord], None]) -> None:
         self.began = self.requested = time.monotonic()
         self.messages: list[Json] = []

@@ -58,8 +58,6 @@ class AgentReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplySettings:
-    """Settings of all requests of a job."""
-
     endpoint: Endpoint
     api: TaskApi = "openai"
     temperature: float = 0.0

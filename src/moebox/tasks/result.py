@@ -57,8 +57,6 @@ class CallRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRecord:
-    """One reply and its calls."""
-
     number: int  # from 1
     at_s: float  # since the job began
     seconds: float
@@ -96,8 +94,6 @@ class JobName:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobResult(JobName):
-    """One job, done and scored."""
-
     solved: bool
     end: End
     why: str = ""  # reason of an end that was not the agent's
@@ -118,7 +114,6 @@ class JobResult(JobName):
 
     @property
     def hidden_tests(self) -> tuple[int, int]:
-        """Passed hidden tests, and all of them."""
         return sum(check.passed for check in self.checks), sum(check.of for check in self.checks)
 
     @property
@@ -129,8 +124,6 @@ class JobResult(JobName):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyScore:
-    """All jobs of one family and level."""
-
     family: str
     level: Level
     solved: Score

@@ -43,7 +43,6 @@ class TwinEngine:
         self._has_work = asyncio.Event()
 
     async def run(self) -> None:
-        """Step forever."""
         due = time.monotonic()
         while True:
             done = self.scheduler.advance(max_steps=1)

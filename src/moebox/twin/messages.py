@@ -36,7 +36,6 @@ def to_chat_request(body: Json) -> Json:
 
 
 def full_reply(request: TwinRequest, model: str) -> Document:
-    """Return a reply that is not streamed."""
     block: Document = {"type": "text", "text": request.text_part(0, request.output)}
     if request.call:
         name, arguments = request.call

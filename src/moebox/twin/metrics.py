@@ -12,8 +12,6 @@ BLOCK = 16  # tokens, vLLM's default
 
 @dataclass(slots=True)
 class LatencyHistogram:
-    """A Prometheus histogram of seconds."""
-
     bounds: tuple[float, ...]
     counts: list[int] = field(default_factory=list)
     total: float = 0.0

@@ -53,7 +53,6 @@ def _call_part(request: TwinRequest, start: int, end: int) -> Document:
 
 
 def full_reply(request: TwinRequest, model: str) -> Document:
-    """Return a reply that is not streamed."""
     text = request.text_part(0, request.output)
     choice: Document = {"index": 0, "logprobs": None, "finish_reason": request.reason}
     choice |= {"message": {"role": "assistant", "content": text}} if request.chat else {"text": text}

@@ -91,7 +91,6 @@ def parse_request(body: loose.Json, *, chat: bool, model: str, context: int) -> 
 
 
 def count_tokens(prompt: str) -> int:
-    """Estimate the tokens of a text."""
     return max(1, -(-len(prompt) // CHARS_PER_TOKEN))
 
 

@@ -69,8 +69,6 @@ class ProbeWarning(str):
 
 @dataclass(frozen=True, slots=True)
 class ReplyTime:
-    """Duration and size of one reply."""
-
     seconds: float
     size: int  # bytes
     stream: bool

@@ -161,7 +161,6 @@ class FailureCounts:
         self.add(kind, "" if good else reason, stream=stream)
 
     def snapshot(self) -> Mapping[str, FailureCount]:
-        """Copy of the present counts."""
         return dict(self._counts)
 
     def summarize(self, since: Mapping[str, FailureCount] | None = None) -> tuple[Failure, ...]:

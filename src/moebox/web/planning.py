@@ -215,7 +215,6 @@ def plan_blocks(answer: PlanReply) -> list[Block]:
 
 
 def plan_command(query: PlanQuery) -> str:
-    """The command that makes the same plan."""
     words = ["moebox", "plan", query.model, *(("--box", query.box) if query.box else ())]
     words += ["--context", str(query.context)] if query.context else []
     words += ["--concurrency", str(query.concurrency)] if query.concurrency else []

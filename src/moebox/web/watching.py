@@ -27,8 +27,6 @@ MAX_LOOKS = 150  # that are drawn: five minutes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GaugeView:
-    """One figure and its history."""
-
     title: str
     text: str
     drawing: Markup

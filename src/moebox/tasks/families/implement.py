@@ -101,7 +101,6 @@ def _reference_files(package: str, entity: str, fields: list[EntityField], page:
 
 
 def _example_values(fields: list[EntityField], number: int) -> dict[str, object]:
-    """A valid set of values."""
     values: dict[str, object] = {}
     for field in fields:
         if field.kind == "text":

@@ -29,8 +29,6 @@ History = list[dict[str, object]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolTurn:
-    """A tool call and its result."""
-
     tool: ExampleTool
     given: dict[str, object]
     result: dict[str, object]
