@@ -35,8 +35,6 @@ _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
 @dataclass(frozen=True, slots=True)
 class HeaderTensor:
-    """One entry of the table of tensors."""
-
     name: str
     elements: int
     bytes: int

@@ -33,8 +33,6 @@ MAX_PADDING = 1024  # rows of an embedding beyond the vocabulary, so that it div
 
 
 class SafetensorsEntry(msgspec.Struct):
-    """One tensor of a header."""
-
     dtype: str = ""
     shape: list[int] = []
     data_offsets: tuple[int, int] = (0, 0)

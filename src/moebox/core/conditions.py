@@ -34,8 +34,6 @@ THROTTLE_REASONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuConditions:
-    """One GPU during a measurement."""
-
     index: int
     clock_mhz: float | None = None  # mean of the SM clock while the GPU was busy
     max_clock_mhz: float | None = None

@@ -94,8 +94,6 @@ class EngineLost(Event, tag="pipeline.engine_lost", frozen=True):
 
 
 class StepEvent(Event, frozen=True):
-    """A step changed its state."""
-
     step: str = ""
     why: str = ""
 

@@ -20,8 +20,6 @@ class PresetVariable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImagePreset:
-    """An image and the settings it is started with."""
-
     image: str
     entry: str = ""
     network: str = ""  # "host" shares the machine's network instead of publishing a port

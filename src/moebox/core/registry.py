@@ -41,7 +41,6 @@ class RegisteredEngine:
 
     @property
     def folder(self) -> Path:
-        """The folder of its modules and tables."""
         return Path(importlib.import_module(self.package).__path__[0])
 
 

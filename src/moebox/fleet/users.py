@@ -67,8 +67,6 @@ def find_workload(name: str, own: dict[str, UserWorkload] | None = None) -> User
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class User:
-    """One user and the state of the conversation."""
-
     id: int
     context: int = 0  # tokens of the conversation so far; 0 before its first turn
     turn: int = 0

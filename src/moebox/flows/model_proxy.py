@@ -40,8 +40,6 @@ PASSED_HEADERS = (b"content-type", b"retry-after", b"x-request-id")
 
 @dataclass(slots=True, kw_only=True)
 class UserUsage:
-    """What one user asked for."""
-
     requests: int = 0
     refused: int = 0  # by the user's own limits
     prompt_tokens: int = 0

@@ -77,7 +77,6 @@ def agent_source() -> str:
 
 
 def start_agents(config: ConductorConfig, mode: str, **more: object) -> "list[subprocess.Popen[bytes]]":
-    """Start an agent on every node, and send it its config."""
     agents = []
     for place, way in enumerate(config.agent_argvs):
         agent = subprocess.Popen(

@@ -175,8 +175,6 @@ def parse_message_stream(exchange: HttpExchange) -> ChatAnswer:
 
 
 class _MessageStream:
-    """A stream while it is assembled."""
-
     def __init__(self, request: Mapping[str, Any]) -> None:
         self.request = request
         self.violations = Violations()

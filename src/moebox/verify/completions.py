@@ -235,8 +235,6 @@ def parse_chat_stream(exchange: HttpExchange) -> ChatAnswer:
 
 
 class _ChatStream:
-    """A stream while it is assembled."""
-
     def __init__(self, request: dict[str, object]) -> None:
         self.request = request
         self.violations = Violations()

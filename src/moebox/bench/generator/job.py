@@ -44,8 +44,6 @@ class Conversation(Protocol):
 
 
 class SingleTurn:
-    """A conversation of one request."""
-
     __slots__ = ("_body", "_make_body", "index", "keep_text", "max_tokens", "turn")
 
     def __init__(
