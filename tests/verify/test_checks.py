@@ -75,6 +75,33 @@ def test_halves_of_characters_are_the_servers_where_the_rest_is_right():
     assert garbling('if a < b && c > d: "x"', "if a lik b outside\ufffd") == ""
 
 
+def streamed_call(*pieces: str, **times: float) -> HttpExchange:
+    """A stream with one tool call in these pieces, a token for each word."""
+    calls = [{"tool_calls": [{"index": 0, "function": {"arguments": piece}}]} for piece in pieces]
+    events = [{"choices": [{"index": 0, "delta": delta}]} for delta in calls]
+    events.append({"choices": [], "usage": {"completion_tokens": len("".join(pieces).split())}})
+    text = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
+    return HttpExchange(method="POST", url="", status=200, response=f"{text}data: [DONE]\n\n", **times)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("others", "said"),
+    [
+        ([3.0, 3.0], "80 to 680 s of silence for 8,000 tokens, .*: nginx after 60 s .* below 80 s gives up"),
+        ([0.1], "660 to 680 s of silence"),
+        ([], "0 to 680 s of silence for 8,000 tokens, as one of 40 tokens took 3.4 s$"),  # perhaps only the prompt
+    ],
+)
+def test_the_time_of_a_prompt_is_not_the_time_of_writing(others: list[float], said: str):
+    """What streams in pieces wait for their first byte is not multiplied by the length of a call."""
+    streams = [streamed_call("word " * 40, first_s=3.4, gap_s=0.01)]
+    streams += [streamed_call(*["word "] * 9, first_s=first_s) for first_s in others]
+    found = asyncio.run(probe_silence(SimpleNamespace(streams=streams)))  # type: ignore[arg-type]
+
+    assert re.search(said, str(found))
+    assert isinstance(found, ProbeWarning) == bool(others)
+
+
 @pytest.mark.parametrize(
     ("pieces", "gap_s", "said"),
     [
@@ -86,12 +113,7 @@ def test_halves_of_characters_are_the_servers_where_the_rest_is_right():
 )
 def test_silence_in_a_stream_names_the_clients_that_give_up(pieces: list[str], gap_s: float, said: str):
     """Seen, or to be expected of a long call if a parser holds calls back until they are complete."""
-    calls = [{"tool_calls": [{"index": 0, "function": {"arguments": piece}}]} for piece in pieces]
-    events = [{"choices": [{"index": 0, "delta": delta}]} for delta in calls]
-    events.append({"choices": [], "usage": {"completion_tokens": len("".join(pieces).split())}})
-    text = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
-    stream = HttpExchange(method="POST", url="", status=200, response=f"{text}data: [DONE]\n\n", gap_s=gap_s)
-    found = asyncio.run(probe_silence(SimpleNamespace(streams=[stream])))  # type: ignore[arg-type]
+    found = asyncio.run(probe_silence(SimpleNamespace(streams=[streamed_call(*pieces, gap_s=gap_s)])))  # type: ignore[arg-type]
 
     assert re.search(said, str(found))
     assert isinstance(found, ProbeWarning) == ("gives up" in said)

@@ -1,6 +1,7 @@
 """Silence inside streams: how long no byte comes, why, and whose timeouts that breaks."""
 
 import re
+import statistics
 
 from moebox.core import catalogue
 from moebox.core.verdict import HttpExchange
@@ -27,16 +28,21 @@ async def probe_silence(session: CheckSession) -> str | ProbeWarning:
     found = f"no byte came for up to {longest:.2g} s in {plural(len(streams), 'stream')}"
     if broken := broken_timeouts(longest):
         return ProbeWarning(f"{found}: {broken}")
+    # The silence before the first byte counts too: some servers begin a reply when it is complete. Part of it is the
+    # prompt's, about as long as the longest pause of a stream that came as it was written.
+    pauses = [max(each.gap_s, each.first_s) for each in streams]
+    held = {part: [buffered_tokens(each, part) for each in streams] for part in LONG_TOKENS}
+    usual = [pause for pause, *sizes in zip(pauses, *held.values(), strict=True) if not any(sizes)]
+    wait_s = statistics.median(usual) if usual else min(each.first_s for each in streams)
     for part, tokens in LONG_TOKENS.items():
-        # The silence before the first byte counts too: some servers begin a reply when it is complete
-        sizes = [(size, max(each.gap_s, each.first_s)) for each in streams if (size := buffered_tokens(each, part))]
-        if not sizes:
+        size, pause_s = max(zip(held[part], pauses, strict=True))  # the longest one shows the speed best
+        if not size:
             continue
-        size, pause_s = max(sizes)  # the longest one shows the speed best
-        seconds = tokens * pause_s / size
-        silent = f"{part} come in one piece when they are complete: {seconds:.0f} s of silence for {tokens:,} tokens"
+        least, most = (f"{tokens * max(0.0, pause_s - wait) / size:.0f}" for wait in (wait_s, 0.0))
+        seconds = most if most == least else f"{least} to {most}"
+        silent = f"{part} come in one piece when they are complete: {seconds} s of silence for {tokens:,} tokens"
         silent += f", as one of {size} tokens took {pause_s:.2g} s"
-        if broken := broken_timeouts(seconds):
+        if broken := broken_timeouts(float(least)):
             return ProbeWarning(f"{silent}: {broken}")
         found += f"; {silent}"
     return found
