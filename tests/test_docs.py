@@ -9,6 +9,7 @@ import pytest
 
 from moebox.cli import COMMANDS
 from moebox.cli.completion import command_options
+from moebox.core import catalogue
 from moebox.verify.options import CHECK_NAMES
 from tests.sampling import one_in
 
@@ -134,6 +135,15 @@ def test_the_readme_table_matches_the_planner(row: int, monkeypatch: pytest.Monk
 def test_the_readme_counts_the_checks():
     """It named 20 when there were 22."""
     assert f"{len(CHECK_NAMES)} correctness checks" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_changelog_counts_the_support_matrix_once():
+    """It named 327 and 358 reports."""
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    rows = len(catalogue.load_table("support")["row"])
+
+    assert re.findall(r"support matrix: (\d+) dated reports", text) == [str(rows)]
+    assert not re.search(r"\d+ rows", "".join(line for line in text.splitlines() if "matrix" in line))
 
 
 def test_every_command_named_in_a_message_exists_with_its_options():
