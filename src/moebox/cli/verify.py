@@ -176,8 +176,7 @@ class VerifyView:
             out.print(f"    likely cause: {parts} ({verdict.causes[0].because})", markup=False)
         if found := verdict.reproduction:
             again = f"failed {found.failed} of {found.times} times when sent again" if found.times else "not sent again"
-            command = found.command_line(str(self.folder))
-            out.print(f"    reproduce ({again}): {command}", markup=False, soft_wrap=True)
+            out.print(f"    reproduce ({again}): {found.command_line(str(self.folder))}", markup=False, soft_wrap=True)
         shown = verdict.verdict == "pass" or any(probe.verdict == verdict.verdict for probe in verdict.probes)
         for failure in () if shown else verdict.slips:
             if failure.verdict == verdict.verdict:

@@ -9,7 +9,7 @@ from moebox.core.deployment import Deployment
 from moebox.core.plan import PlanWarning
 from moebox.core.remedy import choose_remedy
 from moebox.core.support import Support, known_to_run, support_for
-from moebox.core.support_matrix import STATE_TEXT, Match, Setup, SupportRow, build_of
+from moebox.core.support_matrix import STATE_TEXT, Setup, SupportRow, build_of
 from moebox.core.symptom import changes_text
 from moebox.engines.flags import version_or_newest
 
@@ -110,17 +110,13 @@ def _severity(row: SupportRow) -> Literal["note", "warning", "fatal"]:
 
 
 def _possible(setup: Setup, support: Support) -> Iterator[PlanWarning]:
-    """Rows that hold if something holds that neither the recipe nor the box shows."""
-    shown = [match for match in support.possible if match.row.state != "runs" and _is_near(match)]
+    """Rows on this GPU or architecture that hold if something holds that neither the recipe nor the box shows."""
+    near = {"gpu", "architecture"}
+    shown = [match for match in support.possible if match.row.state != "runs" and near & match.row.dimensions]
     for match in sorted(shown, key=lambda match: match.row.date, reverse=True)[:MOST_POSSIBLE]:
         conditions = " and ".join(match.conditions).replace("host = ", "the host has ")
         condition = conditions or f"as in {setup.engine} {setup.version}"
         yield replace(_warning(setup, match.row, "note", f"if {condition}: {match.row.text}"), symptom="")
-
-
-def _is_near(match: Match) -> bool:
-    """Whether a row is about this GPU or architecture, not about every one."""
-    return bool({"gpu", "architecture"} & match.row.dimensions)
 
 
 def _warning(setup: Setup, row: SupportRow, severity: Literal["note", "warning", "fatal"], text: str) -> PlanWarning:

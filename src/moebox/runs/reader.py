@@ -44,8 +44,7 @@ MAX_NAMES_SHOWN = 8  # files that are not ours
 MAX_SCRIPT_BYTES = 200_000  # a rendered launch.sh has about 5 kB
 ALL_CHECKS = "all checks together"
 RECIPES = ("recipe.toml", "best.toml", "start.toml")  # of a launch; of a climb its best, or the one it began with
-# What moebox writes into run folders beside logs, recipes and hidden files. A package has the first in configs/, the
-# second as folders, and never what is about users.
+# What moebox writes into run folders beside logs, recipes and hidden files; the private ones are about users.
 PACKED_FILES = (*RECIPES[:2], "box.toml", "plan.json", "climb.json", "run.json", "launch.sh", "kernels.json")
 PACKED_FOLDERS = ("measurements", "verdicts", "reproduce", "patches", "configs", "kernels", "recipes")
 PRIVATE_FILES = ("usage.json", "traces.jsonl")

@@ -25,8 +25,7 @@ REPEATS = 3  # of the smallest request, to see how often it fails
 MAX_REDUCTIONS = 16  # requests that look for a smaller one
 EXPLAIN_S = 30.0  # for all of them: the time is taken from the other checks
 ANY_REPLY = ("transport", "template-leak", *VIOLATION_FAILURES.values())  # kinds that are read from any chat reply
-# What a request may do without, and its answer is right or wrong as before. Without max_tokens, or with thinking, it
-# could take minutes.
+# What a request may do without: its answer is right or wrong as before, and takes no longer.
 NEUTRAL_FIELDS = (
     *("stream_options", "seed", "logprobs", "top_logprobs", "stop", "temperature", "parallel_tool_calls", "stream"),
 )

@@ -27,8 +27,7 @@ async def probe_family(
     session: CheckSession, *, family: str, share: float, least: int = 2, judge: Judge = judge_answer
 ) -> Score:
     """Questions of one family are answered right."""
-    attempt = QuestionAttempt(session, family, judge=judge)
-    return await session.run_trials("answer", attempt, share, least)
+    return await session.run_trials("answer", QuestionAttempt(session, family, judge=judge), share, least)
 
 
 async def probe_long_text(session: CheckSession) -> None:

@@ -38,8 +38,7 @@ async def probe_text(session: CheckSession) -> Score:
         ended = message.finish_reason in ("end_turn", "stop_sequence")
         return "" if ended else f"stop_reason {message.finish_reason!r} at the end of an answer"
 
-    attempt = _message_attempt(session, "copy", check_end)
-    return await session.run_both_modes("text", attempt, 0.25)
+    return await session.run_both_modes("text", _message_attempt(session, "copy", check_end), 0.25)
 
 
 async def probe_same_words(session: CheckSession) -> Score:
@@ -71,8 +70,7 @@ async def probe_tools(session: CheckSession) -> Score:
 
 async def probe_tool_results(session: CheckSession) -> Score:
     """A tool_result block is read and used."""
-    attempt = _message_attempt(session, "tool_result")
-    return await session.run_both_modes("answer", attempt, 0.13, 1)
+    return await session.run_both_modes("answer", _message_attempt(session, "tool_result"), 0.13, 1)
 
 
 async def probe_system(session: CheckSession) -> ProbeWarning | None:

@@ -28,8 +28,7 @@ async def probe_silence(session: CheckSession) -> str | ProbeWarning:
     found = f"no byte came for up to {longest:.2g} s in {plural(len(streams), 'stream')}"
     if broken := broken_timeouts(longest):
         return ProbeWarning(f"{found}: {broken}")
-    # The silence before the first byte counts too: some servers begin a reply when it is complete. Part of it is the
-    # prompt's, about as long as the longest pause of a stream that came as it was written.
+    # Some servers send no byte before a reply is complete; part of that silence is the prompt's, as in other streams
     pauses = [max(each.gap_s, each.first_s) for each in streams]
     held = {part: [buffered_tokens(each, part) for each in streams] for part in LONG_TOKENS}
     usual = [pause for pause, *sizes in zip(pauses, *held.values(), strict=True) if not any(sizes)]

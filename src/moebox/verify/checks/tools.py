@@ -123,8 +123,7 @@ async def probe_parameter_order(session: CheckSession) -> str | ProbeWarning:
 
 async def probe_unneeded_tools(session: CheckSession) -> Score:
     """Offered tools are not called if the question needs none."""
-    attempt = QuestionAttempt(session, "tool_none")
-    return await session.run_both_modes("answer", attempt, 0.25)
+    return await session.run_both_modes("answer", QuestionAttempt(session, "tool_none"), 0.25)
 
 
 async def probe_choice_none(session: CheckSession) -> ProbeWarning | None:
@@ -256,8 +255,7 @@ async def probe_result_use(session: CheckSession) -> Score:
         return pass_if(last.content.strip() or last.calls, "no answer after the tool's result")
 
     await session.run_trials("tool-history", attempt, 0.13, 1)  # "agents" sends more results back
-    results = QuestionAttempt(session, "tool_result")
-    return await session.run_both_modes("answer", results, 0.25)
+    return await session.run_both_modes("answer", QuestionAttempt(session, "tool_result"), 0.25)
 
 
 CHECK = Check(
