@@ -121,22 +121,13 @@ def time_charts(run: Run) -> Charts | None:
         elif isinstance(entry.event, LoadDone):
             rates.append((minute, entry.event.output_tok_s))
     x = ChartAxis(title="minutes since the start", log=False, zero=False, format=lambda value: f"{value:.1f}")
-    made = [
-        ChartSeries(name=name, colour=index, points=tuple(points))
-        for index, (name, points) in enumerate(checks.items(), 1)
-    ]
+    made = [ChartSeries(name=name, colour=index, points=tuple(checks[name])) for index, name in enumerate(checks, 1)]
     measured = [ChartSeries(name="output tok/s", colour=1, points=tuple(rates))]
-    drawn = (
-        titled_chart(
-            "Checks made",
-            draw_lines(made, x=x, y=ChartAxis(title="checks", log=False), label="Checks made over time"),
-            legend=series_legend(made),
-        ),
-        titled_chart(
-            "Output of each load",
-            draw_lines(measured, x=x, y=ChartAxis(title="output tok/s", log=False), label="Output rates over time"),
-        ),
-    )
+    count, rate = ChartAxis(title="checks", log=False), ChartAxis(title="output tok/s", log=False)
+    checks_svg = draw_lines(made, x=x, y=count, label="Checks made over time")
+    rates_svg = draw_lines(measured, x=x, y=rate, label="Output rates over time")
+    drawn = [titled_chart("Checks made", checks_svg, legend=series_legend(made))]
+    drawn.append(titled_chart("Output of each load", rates_svg))
     charts = tuple(filter(None, drawn))
     return Charts(charts=charts) if charts else None
 
