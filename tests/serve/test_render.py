@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import subprocess
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import fastjsonschema
@@ -19,6 +19,8 @@ from moebox.cli import main
 from moebox.core.change import with_settings
 from moebox.engines import build_launch, flags
 from moebox.engines.engine import load_engine
+from moebox.engines.kv_store import store_folder
+from moebox.engines.reasons import variable_reason
 from moebox.errors import BadInput
 from moebox.flows.recipes import load_recipe
 from moebox.render import EXECUTABLE_FORMATS, render
@@ -183,6 +185,40 @@ def test_a_form_that_cannot_be_is_refused(name: str, form: Any, changes: dict[st
     """Rather than write a file that cannot work."""
     with pytest.raises(BadInput, match=message):
         render(deploy(with_settings(load_recipe(name), changes)), form)
+
+
+KEPT = {"kv_tiers": {"ram_gib": 1000, "disk_gib": 32}}
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        *(("mainline", form) for form in ("script", "slurm", "systemd", "docker", "compose")),
+        ("kimi-k26-vllm", "script"),
+        ("kimi-k26-vllm", "k8s"),
+        ("kimi-k26-sglang", "script"),
+        ("kimi-k26-sglang", "systemd"),
+    ],
+)
+def test_a_kv_store_is_in_the_home_of_who_runs_the_file(name: str, form: Any, monkeypatch: pytest.MonkeyPatch):
+    """Not in that of who rendered it; the folder is made, and each flag and variable of the tiers has its reason."""
+    monkeypatch.setenv("HOME", "/home/planner")
+    deployment = deploy(with_settings(recipes()[name], KEPT))
+    text = render(deployment, form)
+    words = load_engine(deployment.engine.name).arguments(deployment)
+    store, reasons = PurePosixPath(store_folder(deployment)).name, explained(text)
+
+    assert "/home/planner" not in text
+    assert "~/" not in text.replace('- "~/.cache', "")  # Compose expands it
+    assert "\0" not in text
+    assert {word[0] for word in words if flags.is_flag(word[0]) and not reasons.get(word[0])} == set()
+    assert all(variable_reason(deployment, name) for name in build_launch(deployment).env)
+    made = {
+        "systemd": f"mkdir -p %h/.cache/moebox/kv/{store}",
+        "k8s": f'name: kv, mountPath: "/root/.cache/moebox/kv/{store}"',
+    }
+    if form != "compose":  # docker makes the folders of mounts
+        assert made.get(form, f'mkdir -p "$HOME"/.cache/moebox/kv/{store}') in text
 
 
 def test_no_form_names_moebox_at_run_time():

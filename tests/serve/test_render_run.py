@@ -30,6 +30,17 @@ def test_a_script_runs_the_engine_as_the_recipe_says(tmp_path: Path):
     assert seen["env"]["VLLM_ENGINE_READY_TIMEOUT_S"] == "3600"
 
 
+@pytest.mark.parametrize(("name", "program"), [("mainline", "llama-server"), ("kimi-k26-vllm", "vllm")])
+def test_a_script_makes_its_kv_store_where_it_runs(name: str, program: str, tmp_path: Path):
+    """In the home of the user who runs the script; the engine gets the path of a folder that exists."""
+    recipe = with_settings(recipes()[name], {"kv_tiers": {"ram_gib": 16, "disk_gib": 32}})
+    env = stand_in(tmp_path / "bin", program) | {"HOME": str(tmp_path / "a home")}
+    argv = run(render(deploy(recipe), "script"), tmp_path, env)["argv"]
+    (made,) = (tmp_path / "a home" / ".cache" / "moebox" / "kv").iterdir()
+
+    assert any(str(made) in word for word in argv)
+
+
 @pytest.mark.parametrize(("name", "program"), [("kimi-k26-vllm", "vllm"), ("kimi-k26-sglang", "sglang")])
 def test_a_script_honours_its_variables(name: str, program: str, tmp_path: Path):
     """MODEL_PATH, SERVED_MODEL_NAME, MAX_MODEL_LEN, GPU_MEMORY_UTILIZATION, PORT, ENABLE_EAGLE3 and EAGLE3_MODEL."""

@@ -17,6 +17,7 @@ from moebox.core.divergence import find_divergence
 from moebox.core.model import Component, Model
 from moebox.core.plan import ArithmeticLine, DeviceMemory, Forecast, Plan
 from moebox.core.registry import engine_display_name
+from moebox.engines.kv_store import expand_store_folder
 from moebox.engines.reasons import flag_reason
 from moebox.errors import BadInput, ExternalError
 from moebox.planner.rate import comparison_request
@@ -320,7 +321,7 @@ def next_part(plan: Plan, steps: NextSteps) -> "RenderableType":
     """Return the commands to type next, and what they run."""
     from rich.text import Text
 
-    deployment = deploy(plan.recipe)
+    deployment = deploy(expand_store_folder(plan.recipe))
     lines = [] if steps.saved else [steps.save]
     if not (plan.recipe.parallel.nodes > 1 and deployment.engine.worker_programs):
         lines.append(f"moebox render {shlex.quote(str(steps.saved or 'recipe.toml'))} --as script")

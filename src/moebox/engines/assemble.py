@@ -90,8 +90,7 @@ def container_mounts(deployment: Deployment) -> dict[str, str]:
     elif folder and folder not in mounts and not folder.startswith(tuple(inside)):
         mounts[folder] = f"{folder}:ro"
     if recipe.tiers.disk_gib:
-        store = store_folder(deployment)
-        mounts[store] = store
+        mounts[store_folder(deployment, outside=True)] = store_folder(deployment)
     cache = presets.recipe_preset(recipe).cache
     if cache and cache not in mounts.values():
         # Named after the image, so that kernels of an older one are not found again.

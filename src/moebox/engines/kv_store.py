@@ -3,9 +3,11 @@
 import hashlib
 import os
 import re
+from dataclasses import replace
 from pathlib import PurePosixPath
 
 from moebox.core.deployment import Deployment
+from moebox.core.recipe import Recipe
 from moebox.engines.flags import version_or_newest
 from moebox.sizing.kv import kv_type
 
@@ -27,11 +29,24 @@ def store_identity(deployment: Deployment) -> dict[str, str]:
     }
 
 
-def store_folder(deployment: Deployment) -> str:
-    """The folder for this engine version, model, cache type and layout, under `kv_tiers.folder`."""
-    identity = store_identity(deployment)
+def store_folder(deployment: Deployment, *, outside: bool = False) -> str:
+    """The folder for this engine version, model, cache type and layout, under `kv_tiers.folder`.
+
+    As the engine in a container names it, or the machine `outside`: there a home is "~" until the engine is started.
+    """
+    identity, recipe = store_identity(deployment), deployment.recipe
     weights = PurePosixPath(deployment.weights_path).name
     words = (identity["engine"], weights, identity["kv"], identity["layout"])
     digest = hashlib.sha256(repr(sorted(identity.items())).encode()).hexdigest()[:8]
     name = "-".join(re.sub(r"[^A-Za-z0-9.]+", "-", word).strip("-.")[-48:] for word in words)
-    return str(PurePosixPath(os.path.expanduser(deployment.recipe.tiers.folder)) / f"{name}-{digest}")
+    inside = recipe.runtime.kind in ("docker", "podman") and not outside
+    return str(
+        PurePosixPath(re.sub("^~", "/root", recipe.tiers.folder) if inside else recipe.tiers.folder)
+        / f"{name}-{digest}"
+    )
+
+
+def expand_store_folder(recipe: Recipe) -> Recipe:
+    """Return the recipe with its store in the home of this user."""
+    tiers = replace(recipe.tiers, folder=os.path.expanduser(recipe.tiers.folder))
+    return replace(recipe, kv_tiers=tiers) if recipe.kv_tiers else recipe

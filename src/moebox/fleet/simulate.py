@@ -44,10 +44,8 @@ class FleetQuestion:
     def validate(self) -> None:
         """Raise BadInput if a parameter is out of range."""
         refuse_out_of_range("--users", self.users, 1, MOST_USERS)
-        refuse_if(
-            not 0 <= self.warm_s < self.seconds <= 7 * 86400,
-            f"{self.seconds:g} s of virtual time with {self.warm_s:g} s to warm up cannot be simulated",
-        )
+        text = f"{self.seconds:g} s of virtual time with {self.warm_s:g} s to warm up cannot be simulated"
+        refuse_if(not 0 <= self.warm_s < self.seconds <= 7 * 86400, text)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from moebox import yaml_text
 from moebox.core.deployment import Deployment
 from moebox.engines import LaunchNode, build_launch
 from moebox.engines.assemble import download_variable, image_name, split_at_image, uses_gpus, weights_folder
+from moebox.engines.kv_store import store_folder
 from moebox.engines.reasons import variable_reason
 from moebox.errors import BadInput, refuse_if
 from moebox.loose import Document
@@ -41,11 +42,8 @@ FILES = {
 def slurm_context(deployment: Deployment) -> Context:
     """Fill the template of a batch job with one task per node."""
     recipe = deployment.recipe
-    refuse_if(
-        recipe.runtime.kind in ("docker", "podman"),
-        "a Slurm job needs an engine that is installed on the nodes",
-        hint=NO_IMAGE if recipe.runtime.preset else NATIVE,
-    )
+    text = "a Slurm job needs an engine that is installed on the nodes"
+    refuse_if(recipe.runtime.kind in ("docker", "podman"), text, hint=NO_IMAGE if recipe.runtime.preset else NATIVE)
     reachable = _listen_everywhere(deployment)
     names = {variable.name for variable in launch_pieces(reachable).variables}
     refuse_if("PORT" not in names, f"{recipe.engine} cannot be rendered as a Slurm job")
@@ -55,11 +53,8 @@ def slurm_context(deployment: Deployment) -> Context:
 def k8s_context(deployment: Deployment) -> Context:
     """Fill the template of a Deployment or LeaderWorkerSet, and the Service in front of it."""
     recipe = deployment.recipe
-    refuse_if(
-        recipe.runtime.preset,
-        f"runtime.preset: {recipe.runtime.preset!r} needs the host's network and privileges",
-        hint="render it as script, compose or systemd, on the machine itself",
-    )
+    text = f"runtime.preset: {recipe.runtime.preset!r} needs the host's network and privileges"
+    refuse_if(recipe.runtime.preset, text, hint="render it as script, compose or systemd, on the machine itself")
     folder = weights_folder(deployment)
     refuse_if(
         folder and not folder.startswith(MODELS),
@@ -109,6 +104,7 @@ def k8s_context(deployment: Deployment) -> Context:
         "host_folder": recipe.runtime.models_dir,
         # half as much again, for a download beside the weights
         "storage": f"{max(math.ceil(weights * 1.5 / 2**30), 1)}Gi" if weights else "1Ti",
+        "store": store_folder(reachable) if recipe.tiers.disk_gib else "",
         "shared_memory": options.shared_memory_size(recipe),
     }
 

@@ -17,6 +17,7 @@ from moebox.engines.assemble import (
     uses_gpus,
     weights_folder,
 )
+from moebox.engines.kv_store import store_folder
 from moebox.engines.reasons import option_reason, variable_reason
 from moebox.errors import refuse_if
 from moebox.render import options, quoting
@@ -29,6 +30,7 @@ from moebox.render.pieces import (
     compose_value,
     launch_pieces,
     unit_argument,
+    with_home,
 )
 from moebox.render.quoting import variable_slot
 
@@ -58,7 +60,7 @@ def script_context(deployment: Deployment) -> Context:
         "template": "script.sh.j2",
         "args": explain(pieces.args),
         "draft": explain(pieces.draft),
-        "env": {name: assign(name, value) for name, value in launch.env.items()},
+        "env": {name: assign(name, with_home(value, deployment)) for name, value in launch.env.items()},
         "nodes": recipe.parallel.nodes,
         "entry": entry,
         "container": _container_context(deployment, pieces, launch) if pieces.in_container else None,
@@ -107,6 +109,7 @@ def _container_context(deployment: Deployment, pieces: LaunchPieces, launch: Lau
 def _common_context(pieces: LaunchPieces, deployment: Deployment, launch: Launch) -> Context:
     """Return what every template of this module is filled with."""
     reasons = {name: variable_reason(deployment, name) for name in launch.env}
+    store = store_folder(deployment, outside=True)
     return {
         "recipe": deployment.recipe,
         "engine": deployment.recipe.engine,
@@ -115,6 +118,7 @@ def _common_context(pieces: LaunchPieces, deployment: Deployment, launch: Launch
         "image": image_name(deployment),
         "secrets": launch.secret_env,
         "why": {name: reason for name, reason in reasons.items() if reason},
+        "store": re.sub("^~", quoting.HOME, store) if deployment.recipe.tiers.disk_gib else "",
     }
 
 
@@ -169,7 +173,7 @@ def systemd_context(deployment: Deployment) -> Context:
         "arguments": [" ".join(map(unit_argument, piece)) for piece in pieces.all_args],
         "reasons": pieces.reason_lines(),
         "variables": pieces.used_variables,
-        "env": launch.env,
+        "env": {name: with_home(value, deployment) for name, value in launch.env.items()},
         "tool": recipe.runtime.kind if pieces.in_container else "",
         "run": _unit_run_lines(deployment, launch, before) if pieces.in_container else [],
     }

@@ -15,6 +15,7 @@ from moebox.engines import LaunchNode
 from moebox.engines.assemble import container_network, runs_in_container
 from moebox.engines.engine import load_engine
 from moebox.engines.flags import Argument, newest_version
+from moebox.engines.kv_store import store_folder
 from moebox.engines.reasons import flag_reason
 from moebox.errors import refuse_if
 from moebox.render import quoting
@@ -111,7 +112,8 @@ def launch_pieces(deployment: Deployment, *, node: LaunchNode | None = None, var
     in_container = runs_in_container(recipe)
     bind = "0.0.0.0" if in_container and container_network(recipe) != "host" else recipe.listen.host  # noqa: S104
     without_draft = deployment.with_recipe(dataclasses.replace(recipe, speculate=None))
-    words = engine.arguments(without_draft, node=node, host=bind)
+    given = engine.arguments(without_draft, node=node, host=bind)
+    words = [tuple(with_home(text, deployment) for text in word) for word in given]
     names = engine.variables if variable else {}
     args = tuple(_argument_piece(word, names, place, recipe.slots) for place, word in enumerate(words))
     known_draft = model.drafts[0] if model and model.drafts else DEFAULT_DRAFT
@@ -137,6 +139,12 @@ def launch_pieces(deployment: Deployment, *, node: LaunchNode | None = None, var
             for piece, word in zip((*args, *draft), (*words, *draft_words), strict=True)
         },
     )
+
+
+def with_home(text: str, deployment: Deployment) -> str:
+    """Return a text with the path of the KV store in the home of the user who runs the file."""
+    store = store_folder(deployment)
+    return text.replace(store, quoting.HOME + store[1:]) if store.startswith("~") else text
 
 
 def _make_variable(name: str, default: str, *, times: int = 1) -> Variable:
@@ -214,7 +222,7 @@ def unit_argument(value: Value) -> str:
 
     def expand(part: str | Variable) -> str:
         if isinstance(part, str):
-            return part.replace("%", "%%").replace("$", "$$")
+            return part.replace("%", "%%").replace("$", "$$").replace(quoting.HOME, "%h")
         return f"${{{part.name}}}" if part.times == 1 else part.plain_value
 
     return quoting.quote_unit("".join(map(expand, value)))
@@ -228,11 +236,8 @@ def kubernetes_value(value: Value) -> str:
 
 def refuse_unrenderable(recipe: Recipe) -> None:
     """Raise BadInput for a recipe whose files could not run without moebox."""
-    refuse_if(
-        recipe.runtime.kind == "embedded",
-        "an embedded engine runs inside moebox and cannot be rendered as a file of its own",
-        hint='runtime.kind = "native" uses the llama-server on PATH',
-    )
+    text = "an embedded engine runs inside moebox and cannot be rendered as a file of its own"
+    refuse_if(recipe.runtime.kind == "embedded", text, hint='runtime.kind = "native" uses the llama-server on PATH')
     for name in recipe.env:
         clash = f"env.{name}: the rendered file has a variable of the same name"
         refuse_if(name in VARIABLE_TEXTS, clash, hint=VARIABLE_TEXTS.get(name))

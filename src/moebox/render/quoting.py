@@ -17,6 +17,9 @@ def variable_slot(name: str) -> str:
     return f"\0{name}\0"
 
 
+HOME = variable_slot("HOME")  # of the user who runs the file
+
+
 def quote_bash(text: str) -> str:
     parts = _SLOT.split(text)  # text, name, text, name, …
     words = [f'"${part}"' if place % 2 else shlex.quote(part) for place, part in enumerate(parts) if part]
@@ -33,7 +36,7 @@ def bash_default(name: str, default: str) -> str:
     # bash fails on a lone quote inside "${…}", so a text that needs quoting is quoted by itself
     if re.fullmatch(PLAIN, default):
         return f'{name}="${{{name}:-{default}}}"'
-    return f"{name}=${{{name}:-{shlex.quote(default)}}}"
+    return f"{name}=${{{name}:-{quote_bash(default)}}}"
 
 
 def quote_yaml(value: object) -> str:
@@ -61,7 +64,7 @@ def escape_kubernetes(text: str) -> str:
 
 def escape_unit_value(text: object) -> str:
     """Escape a text for the quotes of a unit's Environment=, where only specifiers are expanded."""
-    return str(text).translate(_UNIT)
+    return str(text).translate(_UNIT).replace(HOME, "%h")
 
 
 def escape_unit_text(text: object) -> str:

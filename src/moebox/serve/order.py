@@ -15,6 +15,7 @@ from moebox.core.deployment import Deployment
 from moebox.core.endpoint import Endpoint, endpoint_from_url
 from moebox.core.plan import Launch
 from moebox.core.recipe import Recipe
+from moebox.engines.kv_store import expand_store_folder
 from moebox.environment import chosen_environment
 from moebox.errors import ExternalError, Unsupported, refuse_if
 from moebox.hub.client import find_snapshot
@@ -46,7 +47,7 @@ class PreparedLaunch:
 
 def prepare_launch(deployment: Deployment, *, name: str = "") -> PreparedLaunch:
     """Decide what to run. Raise if the recipe cannot be launched."""
-    recipe = installs.with_installed_engine(deployment.recipe)
+    recipe = expand_store_folder(installs.with_installed_engine(deployment.recipe))
     deployment = with_fetched_file(deployment.with_recipe(recipe))
     key = os.environ.get(recipe.listen.key_env) if recipe.listen.key_env else None
     text = f"the recipe takes its key from ${recipe.listen.key_env}, which is not set"

@@ -72,11 +72,8 @@ def bench(
     tests = (parse_counts("--pp", pp), parse_counts("--tg", tg))
     if any(tests):
         ignored = flags.given_flags(**asdict(args), workload=workload, slo=slo, search=search)
-        refuse_if(
-            ignored,
-            f"--pp and --tg send one request at a time and do not take {', '.join(ignored)}",
-            hint="leave it out, or run `moebox bench` again without --pp and --tg",
-        )
+        text = f"--pp and --tg send one request at a time and do not take {', '.join(ignored)}"
+        refuse_if(ignored, text, hint="leave it out, or run `moebox bench` again without --pp and --tg")
     limits = parse_slo(slo) if slo else None
     refuse_if("share=" in slo and not search, "--slo share=… needs --search")
     refuse_if(search and limits is None, "--search needs --slo", hint="--slo ttft=2s,tpot=50ms")
