@@ -221,6 +221,13 @@ def test_a_kv_store_is_in_the_home_of_who_runs_the_file(name: str, form: Any, mo
         assert made.get(form, f'mkdir -p "$HOME"/.cache/moebox/kv/{store}') in text
 
 
+def test_a_folder_with_spaces_is_one_word_of_a_unit():
+    """systemd splits words at spaces and expands $ and %."""
+    recipe = with_settings(recipes()["mainline"], KEPT | {"kv_tiers.folder": "/nvme/my 50% $kv"})
+    (line,) = [line for line in render(deploy(recipe), "systemd").splitlines() if "mkdir" in line]
+    assert ' mkdir -p "/nvme/my 50%% $$kv/' in line
+
+
 def test_no_form_names_moebox_at_run_time():
     """Nothing rendered calls moebox; the name may stand in a volume or a comment only."""
     for name, form in ALL:

@@ -241,7 +241,6 @@ def _recognise(model: Model, checkpoint: Checkpoint, path: Path, template: str, 
             if checkpoint.how == "read"
             else f"as {checkpoint.bits_per_weight(model):.1f} bits a weight"
         )
-        notes.append(
-            f"quantisation {checkpoint.quant.split()[0]} is unknown: sizes are {read}, no engine is known to load it"
-        )
+        text = f"quantisation {checkpoint.quant.split()[0]} is unknown: sizes are {read}, no engine is known to load it"
+        notes.append(text)
     return ResolvedModel(model=found, checkpoints=checkpoints, notes=tuple(notes))

@@ -30,10 +30,7 @@ def store_identity(deployment: Deployment) -> dict[str, str]:
 
 
 def store_folder(deployment: Deployment, *, outside: bool = False) -> str:
-    """The folder for this engine version, model, cache type and layout, under `kv_tiers.folder`.
-
-    As the engine in a container names it, or the machine `outside`: there a home is "~" until the engine is started.
-    """
+    """The folder of a store under `kv_tiers.folder`, as an engine in a container names it, or the machine `outside`."""
     identity, recipe = store_identity(deployment), deployment.recipe
     weights = PurePosixPath(deployment.weights_path).name
     words = (identity["engine"], weights, identity["kv"], identity["layout"])

@@ -152,9 +152,8 @@ class _Calibrator:
         """Measure every depth, the shallowest first. Retry with fewer layers if memory runs out."""
         facts = self.subject
         depths = choose_depths(facts.recipe, facts.model, facts.checkpoint, facts.required_box, layers)
-        self.run.add_event(
-            CalibrateStarted(recipe=self.subject.recipe.name, depths=tuple(depth.layers for depth in depths))
-        )
+        event = CalibrateStarted(recipe=self.subject.recipe.name, depths=tuple(depth.layers for depth in depths))
+        self.run.add_event(event)
         budget_s = self.clock.budget_s
         if calibrate_recipe.reads_gguf(self.subject.recipe):
             self.clock.startup_s = GGUF_BOOT_S

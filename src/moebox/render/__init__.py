@@ -13,7 +13,7 @@ from moebox.core.recipe import RuntimeKind
 from moebox.engines import check_recipe, require_weights_file
 from moebox.errors import BadInput
 from moebox.render import cluster, grafana, machine, quoting
-from moebox.render.pieces import Context, refuse_unrenderable
+from moebox.render.pieces import Context, refuse_unrenderable, unit_argument
 
 LaunchFormat = Literal["script", "docker", "podman", "compose", "k8s", "slurm", "systemd"]
 LAUNCH_FORMATS: tuple[LaunchFormat, ...] = get_args(LaunchFormat)
@@ -92,5 +92,6 @@ def _load_template(name: str) -> Any:
     environment.filters["quoted"] = quoting.escape_bash
     environment.filters["assigned"] = lambda variable: quoting.bash_default(variable.name, variable.default)
     environment.filters["unit"] = quoting.escape_unit_value
+    environment.filters["unit_word"] = lambda text: unit_argument((text,))
     environment.filters["unit_text"] = quoting.escape_unit_text
     return environment.get_template(name)

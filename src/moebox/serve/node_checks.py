@@ -41,9 +41,8 @@ def check_nodes(deployment: Deployment, config: ConductorConfig, run: Run) -> No
     require_same_setup(facts, config.names)
     ways = measure_links(config, rendezvous_port(deployment), workers_listen=bool(deployment.engine.worker_programs))
     link = slowest_link(ways, facts)
-    run.add_event(
-        NodesReached(tcp_bytes_s=link.tcp, round_trip_us=round(link.round_trip_us, 1), rdma_bytes_s=link.rdma)
-    )
+    event = NodesReached(tcp_bytes_s=link.tcp, round_trip_us=round(link.round_trip_us, 1), rdma_bytes_s=link.rdma)
+    run.add_event(event)
     return link
 
 

@@ -172,9 +172,8 @@ class _JobPool:
                     others = tuple(other for other in self.task_run.results if other.id != result.id)
                     self.task_run = replace(self.task_run, results=(*others, result))
                     save_task_run(self.task_run, self.run)
-                    self.run.add_event(
-                        TaskEnded(job=result.id, solved=result.solved, end=result.end, wrong=result.wrong)
-                    )
+                    event = TaskEnded(job=result.id, solved=result.solved, end=result.end, wrong=result.wrong)
+                    self.run.add_event(event)
                 self.callbacks.put(partial(self.listener.on_end, result))
         except BaseException as problem:  # a bug of moebox: raised in the calling thread
             self.errors.append(problem)
