@@ -63,9 +63,8 @@ def attention_stack(fields: ConfigFields, architecture: str) -> AttentionStack:
     stack = _latent_stack(fields) if architecture in LATENT else _grouped_stack(fields, architecture)
     most = fields.integer("num_hidden_layers", least=1)
     for layers in stack.others:
-        refuse_if(
-            layers.count > most, f"{fields.where}: names {layers.count} layers of one kind, but there are only {most}"
-        )
+        text = f"{fields.where}: names {layers.count} layers of one kind, but there are only {most}"
+        refuse_if(layers.count > most, text)
     return replace(stack, others=tuple(layers for layers in stack.others if layers.count))
 
 

@@ -69,16 +69,15 @@ def run_ranks(
         try:
             for command, (out, err) in zip(commands, files, strict=True):
                 with out.open("wb") as stdout, err.open("wb") as stderr:
-                    processes.append(
-                        subprocess.Popen(
-                            command,
-                            stdin=subprocess.DEVNULL,
-                            stdout=stdout,
-                            stderr=stderr,
-                            env=chosen_environment(env),
-                            start_new_session=True,
-                        )
+                    new_process = subprocess.Popen(
+                        command,
+                        stdin=subprocess.DEVNULL,
+                        stdout=stdout,
+                        stderr=stderr,
+                        env=chosen_environment(env),
+                        start_new_session=True,
                     )
+                    processes.append(new_process)
             while any(process.poll() is None for process in processes):
                 dead = [rank for rank, process in enumerate(processes) if process.poll()]
                 if not ready and all(out.stat().st_size for out, _ in files):

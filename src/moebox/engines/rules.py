@@ -108,9 +108,8 @@ def _check_tiers(recipe: Recipe, engine: Traits) -> None:
     unknown = tiers.connector not in engine.kv_connectors
     refuse_if(unknown, f"kv_tiers.connector: {engine.title} has no {tiers.connector}", hint='connector = "native"')
     alone = engine.kv_tiers == "blocks" and tiers.disk_gib and not tiers.ram_gib
-    refuse_if(
-        alone, "kv_tiers.disk_gib needs kv_tiers.ram_gib: blocks go to disk through RAM", hint="e.g. ram_gib = 16"
-    )
+    text = "kv_tiers.disk_gib needs kv_tiers.ram_gib: blocks go to disk through RAM"
+    refuse_if(alone, text, hint="e.g. ram_gib = 16")
     hint = "leave one of them out"
     off = is_used and recipe.prefix_caching is False
     refuse_if(off, "kv_tiers keep prefixes, and prefix_caching is false", hint=hint)

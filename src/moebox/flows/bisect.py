@@ -106,9 +106,8 @@ def bisect_versions(
     builds = [each.source for each in installs.list_installs() if each.engine == sources[0].engine and each.source]
     tree = tree or (builds[-1] if builds else "")
     refuse_if(sources[0].engine != sources[1].engine, f"{ends[0]} and {ends[1]} are two engines")
-    refuse_if(
-        sources[0].engine != recipe.engine, f"{ends[0]}: the recipe runs {recipe.engine}", hint="name its versions"
-    )
+    text = f"{ends[0]}: the recipe runs {recipe.engine}"
+    refuse_if(sources[0].engine != recipe.engine, text, hint="name its versions")
     candidates = tuple(list_candidates(sources[0], sources[1], between, tree))
     state = Bisection(recipe=recipe.name, good=ends[0], bad=ends[1], judges=judges, candidates=candidates)
     run, state = _open_journal(state)
@@ -180,9 +179,8 @@ def list_candidates(good: EngineSource, bad: EngineSource, between: Sequence[str
     if good.kind == "build":
         refuse_if(not tree, "a bisection over builds needs their repository", hint="--source DIR")
         words = _run_git(tree, "rev-list", "--reverse", "--first-parent", f"{good.version}..{bad.version}").split()
-        refuse_if(
-            not words, f"{tree}: no commit lies between {good.version} and {bad.version}", hint="good comes first"
-        )
+        text = f"{tree}: no commit lies between {good.version} and {bad.version}"
+        refuse_if(not words, text, hint="good comes first")
         return [str(good), *(f"{good.engine}@{commit}" for commit in words[:-1]), str(bad)]
     refuse_if(good.kind == "image", "images cannot be listed", hint="--between lists them, oldest first")
     versions = list_releases(registry.engine_traits(good.engine).package)

@@ -175,9 +175,8 @@ def time_decode(target: TimedEngine, batch: int, context: int, *, chunk: int, st
         if late > QUEUED * waited:
             break
         waited = late or math.inf
-    raise StreamsNotConcurrent(
-        f"{plural(batch, 'stream')} at {context:,} tokens never decoded together for {LEAST_STEPS} steps"
-    )
+    text = f"{plural(batch, 'stream')} at {context:,} tokens never decoded together for {LEAST_STEPS} steps"
+    raise StreamsNotConcurrent(text)
 
 
 def start_delay(times: Sequence[Sequence[float]]) -> float:

@@ -184,9 +184,8 @@ def with_engine(
 ) -> tuple[Recipe, str]:
     """The recipe on another version of its engine, which is installed if it is not there; and that version."""
     same = source.engine == recipe.engine
-    refuse_if(
-        not same, f"{source}: the recipe runs {recipe.engine}", hint="an upgrade keeps the engine; plan for another"
-    )
+    text = f"{source}: the recipe runs {recipe.engine}"
+    refuse_if(not same, text, hint="an upgrade keeps the engine; plan for another")
     done = install_engine(source, tree=tree, gpus=box.gpus, notify=notify)
     runtime = dataclasses.replace(recipe.runtime, python="", entry="", image="", preset="")
     if done.kind == "image":

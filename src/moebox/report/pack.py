@@ -181,9 +181,8 @@ def row_of_run(record: RunRecord) -> MatrixRow:
         raise BadInput(f"{record.id} has no {missing}", hint="`moebox run` and `moebox up` write both")
     checks: dict[str, str] = {check.name: check.verdict for check in record.checks}
     loads = [load for load in record.loads if load.output_tok_s and not load.partial]
-    refuse_if(
-        not checks and not loads, f"{record.id} has neither checks nor measurements", hint="`moebox verify`, `bench`"
-    )
+    text = f"{record.id} has neither checks nor measurements"
+    refuse_if(not checks and not loads, text, hint="`moebox verify`, `bench`")
     failed = "fail" in checks.values()
     parallel = {name: str(value) for name, value in codec.to_plain(recipe.parallel).items() if value not in (1, False)}
     settings = {name: str(getattr(recipe, name)) for name in SETTINGS if getattr(recipe, name, None)}

@@ -79,9 +79,8 @@ def require_same_setup(facts: list[NodeFacts], names: tuple[str, ...]) -> None:
             hint = "use a shared folder, or a copy on every node"
             raise ExternalError(f"{name}: the checkpoint is not there", hint=hint)
         if node.version != first.version:
-            raise ExternalError(
-                f"nodes differ: {names[0]} has version {first.version or 'none'}, {name} {node.version or 'none'}"
-            )
+            text = f"nodes differ: {names[0]} has version {first.version or 'none'}, {name} {node.version or 'none'}"
+            raise ExternalError(text)
         if node.gpus != first.gpus:
             raise ExternalError(f"nodes differ: {names[0]} has {_gpus_text(first)}, {name} {_gpus_text(node)}")
         skew_s = max(node.asked_at - node.time, node.time - node.replied_at)

@@ -166,18 +166,17 @@ def plan_page(found: "FleetPlan", prices: Prices) -> "RenderableType":
     rows = []
     for answer in found.answers:
         sized, outcome = answer.sized, answer.sized.outcome
-        rows.append(
-            (
-                answer.candidate.box.name,
-                str(sized.enough or f">{len(outcome.boxes)}"),
-                str(sized.spare or "–"),
-                format_percent(outcome.good_share),
-                format_seconds(outcome.tally.ttft.quantile(0.9)),
-                format_seconds(outcome.tally.tpot.quantile(0.9)),
-                format_percent(outcome.hit_share),
-                f"{answer.cost.watts / 1000:.0f}",
-            )
+        new_row = (
+            answer.candidate.box.name,
+            str(sized.enough or f">{len(outcome.boxes)}"),
+            str(sized.spare or "–"),
+            format_percent(outcome.good_share),
+            format_seconds(outcome.tally.ttft.quantile(0.9)),
+            format_seconds(outcome.tally.tpot.quantile(0.9)),
+            format_percent(outcome.hit_share),
+            f"{answer.cost.watts / 1000:.0f}",
         )
+        rows.append(new_row)
     heads = ("box", "boxes", "if 1 fails", "met SLO", "TTFT p90", "TPOT p90", "cached", "kW")
     table = make_table(heads, rows, left_columns=("box",), gap=1)
     lines = [line for answer in found.answers for line in _size_lines(answer, found)]

@@ -53,20 +53,19 @@ class LaunchRecorder:
 
     def add_launch(self, source: Any, metadata: Any, grid: tuple[int, int, int]) -> None:
         cost = self.costs.get(metadata.hash, {})
-        self.launches.append(
-            dataclasses.replace(
-                self._describe_source(source),
-                kernel=metadata.name,
-                grid=grid,
-                num_warps=metadata.num_warps,
-                num_stages=getattr(metadata, "num_stages", 0),
-                shared_bytes=metadata.shared,
-                hash=metadata.hash,
-                registers=cost.get("registers", 0),
-                stack_bytes=cost.get("stack_bytes", 0),
-                spill_bytes=cost.get("spill_bytes"),
-            )
+        new_launch = dataclasses.replace(
+            self._describe_source(source),
+            kernel=metadata.name,
+            grid=grid,
+            num_warps=metadata.num_warps,
+            num_stages=getattr(metadata, "num_stages", 0),
+            shared_bytes=metadata.shared,
+            hash=metadata.hash,
+            registers=cost.get("registers", 0),
+            stack_bytes=cost.get("stack_bytes", 0),
+            spill_bytes=cost.get("spill_bytes"),
         )
+        self.launches.append(new_launch)
         self.sources.append((source, metadata))
 
     def add_failure(self, source: Any, options: Mapping[str, int], problem: BaseException) -> None:

@@ -25,17 +25,16 @@ def kernels_section(records: Sequence[RunRecord]) -> Section | None:
             )
             target = f"{scan.model} TP{scan.tp}, {scan.kv} cache, {scan.arch}" if scan.model else scan.arch
             run = f" ({record.page_label})" if record.page_label else ""
-            rows.append(
-                (
-                    text_cell(f"{scan.engine} {scan.version}".strip() + run),
-                    text_cell(target),
-                    text_cell(judged),
-                    figure_cell(float(scan.launches), digits=0),
-                    figure_cell(float(scan.spills), digits=0) if compiled else text_cell(""),
-                    figure_cell(float(len(scan.bad)), digits=0, tone="bad" if scan.bad else ""),
-                    figure_cell(float(len(scan.not_covered)), digits=0),
-                )
+            new_row = (
+                text_cell(f"{scan.engine} {scan.version}".strip() + run),
+                text_cell(target),
+                text_cell(judged),
+                figure_cell(float(scan.launches), digits=0),
+                figure_cell(float(scan.spills), digits=0) if compiled else text_cell(""),
+                figure_cell(float(len(scan.bad)), digits=0, tone="bad" if scan.bad else ""),
+                figure_cell(float(len(scan.not_covered)), digits=0),
             )
+            rows.append(new_row)
     heads = ("Kernels of", "For", "Judged", "Launches", "Spill", "Will not launch", "Not covered")
     blocks: tuple[Block, ...] = (
         ReportTable(columns=table_columns(*heads, text=(0, 1, 2)), rows=tuple(rows), sortable=False),

@@ -37,15 +37,14 @@ def attempts_section(records: Sequence[RunRecord]) -> Section:
     rows = []
     for record, index, attempt in found:
         seconds = attempt.ended - attempt.started
-        rows.append(
-            {
-                "attempt": attempt,
-                "tone": OUTCOMES[attempt.outcome][1],
-                "run": record.page_label,
-                "colour": run_colour(index),
-                "took": units.format_seconds(seconds) if seconds > 0 else "",
-            }
-        )
+        new_row = {
+            "attempt": attempt,
+            "tone": OUTCOMES[attempt.outcome][1],
+            "run": record.page_label,
+            "colour": run_colour(index),
+            "took": units.format_seconds(seconds) if seconds > 0 else "",
+        }
+        rows.append(new_row)
     blocks: list[Block] = [CustomBlock(kind="attempts", data=rows)] if rows else []
     for record in records:
         svg = draw_phases(record.phases, label=f"Where the time of {record.label} went")

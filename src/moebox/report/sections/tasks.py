@@ -55,18 +55,17 @@ def scores_table(task_run: TaskRun, caption: str) -> ReportTable:
             TableCell(text=f"{share.share:.0%}", value=share.share) if share.trials else TableCell(text="")
             for share in (score.hidden, score.valid_calls)
         ]
-        rows.append(
-            (
-                text_cell(f"{score.family}, {score.level}"),
-                TableCell(text=score_text(score.solved), value=score.solved.share, tone=tone),
-                *shares,
-                figure_cell(float(score.repaired_calls), digits=0),
-                figure_cell(score.turns, digits=1),
-                figure_cell(score.output_tokens, digits=0),
-                figure_cell(score.seconds, digits=1),
-                figure_cell(score.tok_s),
-            )
+        new_row = (
+            text_cell(f"{score.family}, {score.level}"),
+            TableCell(text=score_text(score.solved), value=score.solved.share, tone=tone),
+            *shares,
+            figure_cell(float(score.repaired_calls), digits=0),
+            figure_cell(score.turns, digits=1),
+            figure_cell(score.output_tokens, digits=0),
+            figure_cell(score.seconds, digits=1),
+            figure_cell(score.tok_s),
         )
+        rows.append(new_row)
     note = "Intervals are 95% (Wilson). Turns, tokens and seconds are means of a job."
     speeds = [(result.first_tok_s, result.last_tok_s) for result in task_run.finished_results]
     kept = [last / first for first, last in speeds if first and last]
