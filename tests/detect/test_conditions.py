@@ -10,7 +10,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from moebox.core.conditions import Conditions, GpuConditions
+from moebox.detect import clients
 from moebox.detect.conditions import ConditionsWatch, open_files
 
 SPIN = "while True: pass"
@@ -208,3 +211,22 @@ def test_every_condition_has_a_sentence() -> None:
     assert "30 % of the time" in text
     assert "read from disk" in text
     assert "gpu2 had 3 uncorrected memory errors" in text
+
+
+def test_watch_reads_clocks_and_power_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lowest clock and the sum of the watts; nothing without a driver."""
+    calls = {
+        "nvmlDeviceGetHandleByIndex": lambda index: index,
+        "nvmlDeviceGetCount": lambda: 2,
+        "nvmlDeviceGetTemperature": lambda gpu, _: 60 + gpu,
+        "nvmlDeviceGetClockInfo": lambda gpu, _: 1980 - 600 * gpu,
+        "nvmlDeviceGetPowerUsage": lambda gpu: 350_000,
+        "nvmlDeviceGetUtilizationRates": lambda gpu: SimpleNamespace(gpu=90),
+        "nvmlDeviceGetCurrentClocksThrottleReasons": lambda gpu: 0x20 * gpu,  # thermal slowdown
+    }
+    driver = SimpleNamespace(NVML_TEMPERATURE_GPU=0, NVML_CLOCK_SM=1, NVMLError=RuntimeError, **calls)
+    monkeypatch.setattr(clients, "load_nvml", lambda: driver)
+    expected = {"gpu_throttled": 1.0, "gpu_temperature": 61.0, "gpu_watts": 700.0, "gpu_clock": 1380.0}
+    assert clients.sample_throttling() == expected
+    monkeypatch.setattr(clients, "load_nvml", lambda: None)
+    assert clients.sample_throttling() == {}

@@ -12,7 +12,7 @@ from moebox.cli.watch import look_line, watch_page
 from moebox.core.endpoint import endpoint_from_url
 from moebox.core.verdict import CheckVerdict
 from moebox.flows.diagnose import MetricsLook
-from moebox.flows.watch import GONE_LOOKS, EndpointWatcher
+from moebox.flows.watch import GONE_LOOKS, SHOWN, EndpointWatcher
 from tests.serving import live
 
 TEXT = """vllm:num_requests_running{{model="m"}} {running}
@@ -161,6 +161,23 @@ def test_charts_fit_a_narrow_terminal(server: ThreadingHTTPServer) -> None:
     assert "█" in text
     assert sparkline([0.0, 1.0], 40) == "▁█"
     assert look_line(MetricsLook(at=0.0, answered=False)) == "no answer"
+
+
+def test_the_screen_begins_with_what_is_wrong_and_has_24_lines() -> None:
+    """All figures known, four alerts of two lines and six checks; the cause stands under the name of the endpoint."""
+    from rich.console import Console
+
+    watched = EndpointWatcher(endpoint_from_url("127.0.0.1:9", "m"), clock=Clock())
+    watched.looks.append(MetricsLook(at=0.0, answered=True, figures={name: 1.0 for name, _, _ in SHOWN}))
+    for number in range(6):
+        watched.add_canary(CheckVerdict(name=f"check-{number}", verdict="fail", reason="wrong " * 12), 1.0)
+    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(watch_page(watched))
+    rows = console.export_text().splitlines()
+
+    assert len(rows) <= 24
+    assert rows[1].startswith("! check-")
+    assert any("GPU clock, least" in row for row in rows)
 
 
 def test_a_cache_of_two_ranks_is_as_full_as_they_are_on_average(server: ThreadingHTTPServer) -> None:

@@ -6,6 +6,7 @@ import random
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from moebox import files
+from moebox import codec, files
 from moebox.checkpoint import deploy
 from moebox.cli import main
 from moebox.core.deployment import Deployment
@@ -200,6 +201,51 @@ def test_a_full_disk_during_a_save_keeps_what_was_there(tmp_path: Path):
 
     assert text.endswith("slot 0 was not saved (HTTP 500: No space left on device)")
     assert sorted(path.name for path in folder.iterdir()) == [RECORD, "slot-0.bin"]
+
+
+class SlowSave(FullDisk):
+    """llama.cpp in the middle of a save: half of the file is there."""
+
+    half_written, killed = threading.Event(), threading.Event()
+
+    def do_POST(self) -> None:
+        name = json.loads(self.rfile.read(int(self.headers["content-length"])))["filename"]
+        (self.folder / name).write_bytes(b"half of a new o")
+        self.half_written.set()
+        self.killed.wait(60)
+
+
+def test_kill_9_during_a_save_keeps_what_was_there(tmp_path: Path):
+    """The process that saves is killed: the older slot is still recorded, and is what the next start restores."""
+    deployment = stored(tmp_path)
+    folder = kv_store.prepare_store(deployment)
+    assert folder
+    (folder / "slot-0.bin").write_bytes(b"old")
+    record = kv_store.read_record(folder)
+    assert record
+    digest = kv_store._file_digest(folder / "slot-0.bin")
+    (folder / RECORD).write_text(codec.to_json(replace(record, slots={"slot-0.bin": digest})))
+    SlowSave.folder = folder
+    server = ThreadingHTTPServer(("127.0.0.1", 0), SlowSave)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    code = (
+        "import sys; from pathlib import Path; from moebox.core.endpoint import endpoint_from_url as at; "
+        "from moebox.serve import kv_store; kv_store.save_slots(at(sys.argv[1], 'm'), Path(sys.argv[2]))"
+    )
+    command = [sys.executable, "-c", code, f"127.0.0.1:{server.server_port}", str(folder)]
+    with subprocess.Popen(command) as saving:
+        assert SlowSave.half_written.wait(60)
+        saving.kill()
+    SlowSave.killed.set()
+    server.shutdown()
+    server.server_close()
+    assert (folder / "slot-0.part").exists()
+    kv_store.prepare_store(deployment)
+
+    after = kv_store.read_record(folder)
+    assert sorted(path.name for path in folder.iterdir()) == [RECORD, "slot-0.bin"]
+    assert after
+    assert after.slots == {"slot-0.bin": kv_store._file_digest(folder / "slot-0.bin")} == {"slot-0.bin": digest}
 
 
 class AnySlots(FullDisk):

@@ -139,7 +139,7 @@ def look_line(look: "MetricsLook") -> str:
 
 
 def watch_page(watcher: "EndpointWatcher") -> "RenderableType":
-    """Return the whole screen: a chart for each metric, then alerts and checks."""
+    """Return the whole screen: alerts, a chart for each metric, then checks; 24 lines if all of it is known."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -157,11 +157,14 @@ def watch_page(watcher: "EndpointWatcher") -> "RenderableType":
         if known:
             table.add_row(title, word(known[-1]), sparkline([value or 0.0 for value in values], LOOKS))
     head = Text.assemble(f"{watcher.endpoint.model} at {watcher.endpoint.base_url}  ", state)
-    parts: list[RenderableType] = [head, Text(), table]
+    parts: list[RenderableType] = [head]
+    parts += [Text(f"! {alert.text}", style="bold yellow") for alert in watcher.alerts[-3:]]
+    parts += [Text(), table]
     if not table.row_count:
         parts.append(Text("no metrics: only its answers are watched", style="dim"))
-    parts += [Text(f"! {alert.text}", style="bold yellow") for alert in watcher.alerts[-5:]]
-    for canary in watcher.canaries[-4:]:
+    if "gpu_clock" not in looks[-1].figures:
+        parts.append(Text("no GPU clocks: another machine's, or no driver here that NVML can ask", style="dim"))
+    for canary in watcher.canaries[-2:]:
         took = f"{canary.verdict} in {format_seconds(canary.seconds)}"
-        parts.append(Text(f"{canary.check}: {took}  {canary.reason}", style="dim"))
+        parts.append(Text(f"{canary.check}: {took}  {canary.reason}", style="dim", no_wrap=True, overflow="ellipsis"))
     return Group(*parts)

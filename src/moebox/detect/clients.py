@@ -50,18 +50,21 @@ def decode_address(text: str) -> str:
 
 
 def sample_throttling() -> dict[str, float]:
-    """Return how many busy GPUs lower their clocks, and the highest temperature; {} without a driver."""
+    """Return busy GPUs that lower their clocks, the highest temperature, the lowest clock and all watts; {} unknown."""
     nvml = load_nvml()
     if nvml is None:
         return {}
-    throttled, hottest = 0, 0.0
+    throttled, hottest, clocks, watts = 0, 0.0, list[float](), 0.0
     try:
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
         for handle in handles:
             hottest = max(hottest, float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)))
+            clocks.append(float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)))
+            watts += nvml.nvmlDeviceGetPowerUsage(handle) / 1000
             if nvml.nvmlDeviceGetUtilizationRates(handle).gpu > BUSY_PERCENT:
                 reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
                 throttled += any(reasons & bit for bit in THROTTLE_REASONS if bit != POWER_CAP)
     except nvml.NVMLError:  # the driver refuses the question
         return {}
-    return {"gpu_throttled": float(throttled), "gpu_temperature": hottest} if handles else {}
+    figures = {"gpu_throttled": float(throttled), "gpu_temperature": hottest, "gpu_watts": watts}
+    return {**figures, "gpu_clock": min(clocks)} if clocks else {}

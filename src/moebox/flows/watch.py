@@ -57,6 +57,9 @@ SHOWN: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("queue", "queue, mean", format_seconds),
     ("accept_length", "accepted a step", lambda value: f"{value:.2f}"),
     ("cache_hit_rate", "prefix hits", format_percent),
+    ("gpu_clock", "GPU clock, least", lambda value: f"{value:,.0f} MHz"),
+    ("gpu_watts", "GPU power", lambda value: f"{value:,.0f} W"),
+    ("gpu_throttled", "GPUs throttled", lambda value: f"{value:.0f}"),
 )
 
 
