@@ -1,6 +1,7 @@
 """Models of the Hub: read by headers, kept with revision and date, and every failure in one line."""
 
 import json
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -194,3 +195,70 @@ def test_damaged_headers_are_refused(hub: HubServer, moebox: Moebox, tmp_path: P
         done = moebox("models", "add", "org/Small")
         assert done.code in (2, 3), fault
         assert not list((tmp_path / "state").glob("models/*")), fault
+
+
+DENSE = {"hidden_size": 2048, "num_hidden_layers": 8, "vocab_size": 1000, "num_attention_heads": 16}
+
+
+def config_of(architecture: str) -> dict[str, bytes]:
+    return {"config.json": json.dumps({**DENSE, "architectures": [architecture]}).encode()}
+
+
+@pytest.mark.parametrize(
+    ("files", "line"),
+    [
+        (
+            config_of("LlamaForCausalLM") | {"adapter_config.json": b"{}", "adapter_model.safetensors": b"x"},
+            "is an adapter",
+        ),
+        (config_of("LlamaForCausalLMEagle3"), "is a draft model"),
+        (config_of("BertForMaskedLM"), "does not generate text"),
+        ({"Q4/T-Q4_K_M-00002-of-00002.gguf": b"x"}, "have no first part"),
+        ({"params.json": b"{}", "consolidated.safetensors": b"x"}, "in the maker's own format only"),
+        ({"fp8/config.json": b"{}"}, "in a folder only"),
+        ({"pytorch_model.bin": b"x"}, "only files of PyTorch"),
+        ({"README.md": b"x"}, "has neither config.json nor a .gguf file"),
+    ],
+)
+def test_repositories_without_a_model_say_what_they_are(
+    hub: HubServer, moebox: Moebox, files: dict[str, bytes], line: str
+):
+    """One line that names the kind of the repository, and what to name instead."""
+    if any(name.endswith(".gguf") for name in files):
+        files = dict.fromkeys(files, tiny_gguf())
+    hub.repos["org/Odd"] = Repo(files)
+    done = moebox("plan", "org/Odd", "--box", "1x-h200")
+    assert done.code == 2
+    assert line in done.err
+    assert "hint: " in done.err
+
+
+def tiny_gguf() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        return tiny.gguf(Path(folder) / "a.gguf", tiny.DEEPSEEK2, tiny.TENSORS).read_bytes()
+
+
+def test_shards_are_complete_and_counted_once_without_an_index(hub: HubServer, moebox: Moebox, tmp_path: Path):
+    """A gap in the numbers is named by plan and fetch; a second copy in the maker's own format is left out."""
+    whole = small_repo(tmp_path / "m", shards=1)
+    (shard,) = (data for name, data in whole.files.items() if name.endswith(".safetensors"))
+    config = whole.files["config.json"]
+    hub.repos["org/Gap"] = Repo({"config.json": config, "model-00001-of-00002.safetensors": shard})
+    for command in ("models add", "fetch"):
+        done = moebox(*command.split(), "org/Gap")
+        assert done.code == 2
+        assert "shards are missing: model-00002-of-00002.safetensors" in done.err
+    names = ("model.safetensors", "consolidated.safetensors")
+    hub.repos["org/Twice"] = Repo({"config.json": config, **dict.fromkeys(names, shard)})
+    (checkpoint,) = moebox("models", "show", "org/Twice", "--json").good().document["checkpoints"]
+    assert checkpoint["shards"] == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["https://huggingface.co/{}/tree/main", "hf.co/{}", "{}/", "https://hf.co/{}/blob/main/x"]
+)
+def test_addresses_of_the_hubs_pages_are_names(hub: HubServer, moebox: Moebox, name: str):
+    """What a browser shows is understood; a dataset is named as one."""
+    hub.repos["org/Dense"] = Repo(config_of("LlamaForCausalLM"))
+    moebox("plan", name.format("org/Dense"), "--box", "1x-h200", "--context", "4096").good()
+    assert "is a dataset or a space of the Hub" in moebox("plan", "datasets/org/x", "--box", "1x-h200").err

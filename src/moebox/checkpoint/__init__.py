@@ -38,7 +38,10 @@ def look_up_model(name: str) -> ResolvedModel:
     """Return the model with this name or path, with notes."""
     notes: tuple[str, ...] = ()
     refuse_if(not name, "the name of the model is empty", hint="`moebox models` lists them")
-    name = name.removeprefix("https://huggingface.co/").rstrip("/") if name.startswith("https:") else name
+    if name.startswith(("https:", "http:", "hf.co/", "huggingface.co/")):
+        from moebox.hub.client import parse_repo_name
+
+        name = "@".join(filter(None, parse_repo_name(name) or (name,)))
     if _path_exists(name):
         path = Path(name).expanduser()
         if path.suffix == ".toml":

@@ -16,7 +16,7 @@ from moebox import codec, files
 from moebox.checkpoint import FORMATS_SEEN, ResolvedModel, model_from_file, model_from_folder
 from moebox.checkpoint.gguf import HeaderCutShort
 from moebox.checkpoint.gguf import read_header as read_gguf_header
-from moebox.checkpoint.safetensors import MAX_HEADER_BYTES
+from moebox.checkpoint.safetensors import MAX_HEADER_BYTES, read_index
 from moebox.core import catalogue
 from moebox.core.model import Checkpoint, Model
 from moebox.errors import BadInput, ExternalError, MoeboxError, Unsupported
@@ -45,9 +45,8 @@ class KeptModel:
     model: Model
     checkpoints: tuple[Checkpoint, ...]
     notes: tuple[str, ...] = ()
-    formats: dict[str, tuple[str, ...]] = field(
-        default_factory=dict
-    )  # format -> repositories seen on the Hub, the most downloaded first
+    # format -> repositories seen on the Hub, the most downloaded first
+    formats: dict[str, tuple[str, ...]] = field(default_factory=dict)
     files: tuple[client.HubFile, ...] = ()
 
     def resolve(self) -> ResolvedModel:
@@ -127,14 +126,17 @@ def read_repository(listing: client.HubListing) -> KeptModel:
         folder.mkdir(parents=True)
         found: list[ResolvedModel] = []
         try:
-            if listing.find("config.json"):
+            if listing.find("config.json") and not listing.find("adapter_config.json"):
                 found.append(_read_safetensors(listing, folder))
             found += _read_gguf(listing, folder)
         except MoeboxError as problem:  # names the repository instead of the scratch folder
             problem.message = problem.message.replace(str(folder), repo)
+            problem.hint = (problem.hint or "").replace(
+                "download is incomplete; run it again", "repository is incomplete"
+            )
             raise
         if not found:
-            raise Unsupported(f"{repo}: has neither config.json nor a .gguf file", hint="name a repository of weights")
+            raise _missing_model(listing)
         is_published = any(
             repo.lower() in (known.repo.lower(), *(each.repo.lower() for each in catalogue.published_checkpoints(name)))
             for name, known in catalogue.models().items()
@@ -161,22 +163,22 @@ def read_repository(listing: client.HubListing) -> KeptModel:
         )
 
 
+def _missing_model(listing: client.HubListing) -> Unsupported:
+    paths, rows = "\n".join(file.path for file in listing.files), catalogue.load_table("weights")["contents"]
+    row = next(row for row in rows if re.search(row["path"], paths, re.MULTILINE))  # the last one always does
+    return Unsupported(f"{listing.repo}: {row['text']}", hint=row["hint"])
+
+
 def _read_safetensors(listing: client.HubListing, folder: Path) -> ResolvedModel:
     """Read a repository with config.json, with or without weights."""
     for name in TEXTS:
         if file := listing.find(name):
             (folder / name).write_bytes(client.read_whole_file(listing, file))
-    named: set[str] | None = None
-    index = folder / INDEX
-    if index.is_file():
-        weight_map = codec.load_json(index)
-        weight_map = weight_map.get("weight_map") if isinstance(weight_map, dict) else None
-        named = {str(name) for name in weight_map.values()} if isinstance(weight_map, dict) else set()
-    shards = [
-        file
-        for file in listing.files
-        if file.path.endswith(".safetensors") and "/" not in file.path and (named is None or file.path in named)
-    ]
+    index = read_index(folder)
+    named = (
+        index.weight_map.values() if index else client.weight_files((file.path for file in listing.files), listing.repo)
+    )
+    shards = [file for file in listing.files if file.path in set(named) and "/" not in file.path]
 
     def copy_header(file: client.HubFile) -> None:
         head = client.read_remote(listing, file, 0, FIRST_READ)

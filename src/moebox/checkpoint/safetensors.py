@@ -16,6 +16,7 @@ from moebox.checkpoint.names import component_in_safetensors, layer_number
 from moebox.core.layers import Gqa, Mla
 from moebox.core.model import Component, Model
 from moebox.errors import BadInput, refuse_if
+from moebox.hub.client import weight_files
 
 MAX_HEADER_BYTES = 100 * 10**6  # the format's own limit (safetensors/src/tensor.rs, MAX_HEADER_SIZE)
 _BITS = dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 8)
@@ -160,7 +161,7 @@ def shard_files(folder: Path) -> list[Path]:
         text = f"{folder}: shard name {name!r} of the index points outside the folder"
         refuse_if("/" in name or name in ("", "..", "."), text)
     if index is None or not there:
-        return there
+        return [folder / name for name in weight_files((path.name for path in there), str(folder))]
     missing = [name for name in names if not is_nonempty_file(folder / name)]
     if missing:
         text = f"{folder}: {len(missing)} of {len(names)} shards are missing or empty, the first is {missing[0]}"

@@ -97,28 +97,21 @@ def read_latent(fields: ConfigFields, heads: int, indexer: Indexer | None, head_
     )
 
 
-def read_linear(fields: ConfigFields, heads: int | None = None, dim: int | None = None) -> Linear:
-    """Return Kimi's linear attention, or a gated delta net; `heads` and `dim` stand for sizes that may be left out."""
+def read_linear(fields: ConfigFields, usual_heads: int | None = None, usual_dim: int | None = None) -> Linear:
+    """Return Kimi's linear attention or a gated delta net, with `usual` sizes for fields that may be left out."""
     nested = fields.values.get("linear_attn_config")
-    if isinstance(nested, dict):
-        inner = type(fields)(nested, f"{fields.where}: linear_attn_config")
-        heads = inner.integer("num_heads", default=heads, least=1)
-        dim = inner.integer("head_dim", default=dim, least=1)
-        return Linear(
-            heads=heads,
-            key_heads=heads,
-            key_dim=dim,
-            value_dim=dim,
-            conv=inner.integer("short_conv_kernel_size", default=4),
-            channel_decay=True,
-            full_gate=inner.is_true("use_full_rank_gate"),
-        )
+    kimi = isinstance(nested, dict)
+    inner = type(fields)(nested or {}, f"{fields.where}: linear_attn_config") if kimi else fields
+    heads = inner.integer("num_heads" if kimi else "linear_num_value_heads", default=usual_heads, least=1)
+    dim = inner.integer("head_dim" if kimi else "linear_key_head_dim", default=usual_dim, least=1)
     return Linear(
-        heads=fields.integer("linear_num_value_heads", default=heads, least=1),
-        key_heads=fields.integer("linear_num_key_heads", default=heads, least=1),
-        key_dim=fields.integer("linear_key_head_dim", default=dim, least=1),
-        value_dim=fields.integer("linear_value_head_dim", default=dim, least=1),
-        conv=fields.integer("linear_conv_kernel_dim", default=4),
+        heads=heads,
+        key_heads=heads if kimi else inner.integer("linear_num_key_heads", default=usual_heads, least=1),
+        key_dim=dim,
+        value_dim=dim if kimi else inner.integer("linear_value_head_dim", default=usual_dim, least=1),
+        conv=inner.integer("short_conv_kernel_size" if kimi else "linear_conv_kernel_dim", default=4),
+        channel_decay=kimi,
+        full_gate=not kimi or inner.is_true("use_full_rank_gate"),
     )
 
 

@@ -1,13 +1,8 @@
 """Read the config.json of an architecture that moebox does not know, by the names that its fields usually have.
 
 The result is an estimate: `Model.assumed` states in one line what was taken for granted, and forecasts widen their
-range. Rules, each on the safe side (more cache rather than less):
-
-- `kv_lora_rank` means latent attention, else keys and values of `num_key_value_heads` × `head_dim`;
-- a layer caches only its window or a state if a per-layer field names one, otherwise the whole context;
-- at least one layer caches the whole context, and every window does if no other layer would;
-- a field that differs between layers counts with its largest value;
-- an expert has three matrices unless its activation is a squared ReLU, which has no gate.
+range. Rules, on the safe side (more cache rather than less): `kv_lora_rank` means latent attention; a layer caches only
+a window or a state if a field names it, at least one all tokens; of a field for each layer the largest value counts.
 """
 
 import re
@@ -35,11 +30,8 @@ class LooseFields(ConfigFields):
     """Fields of which some are lists with a value for each layer; the largest value counts."""
 
     def __init__(self, values: dict[str, Any], where: str) -> None:
-        largest: dict[str, Any] = {}
-        for name, value in values.items():
-            numbers = value if isinstance(value, list) and value and all(type(each) is int for each in value) else None
-            largest[name] = max(numbers) if numbers else value
-        super().__init__(largest, where)
+        listed = {name for name, value in values.items() if isinstance(value, list) and {*map(type, value)} == {int}}
+        super().__init__({name: max(value) if name in listed else value for name, value in values.items()}, where)
         self.whole = values
         self.read: set[str] = set()
 
@@ -99,10 +91,7 @@ def model_from_unknown_config(config: dict[str, Any], architecture: str, *, name
 
 def _describe(model: Model, counts: Counter[str]) -> str:
     """Describe in one line how the architecture was read."""
-    assert model.mla or model.gqa
-    cache = (
-        f"a latent of {model.mla.kv_width}" if model.mla else f"{model.gqa.kv_width:,} elements" if model.gqa else ""
-    )
+    cache = f"a latent of {model.mla.kv_width}" if model.mla else f"{model.attention.entry_width(1):,} elements"
     parts = [f"{counts['full']} layers cache {cache} a token"]
     parts += [f"{counts['window']} a window"] if counts["window"] else []
     parts += [f"{counts['state']} keep a state"] if counts["state"] else []

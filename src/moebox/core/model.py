@@ -96,9 +96,8 @@ class Model:
     reasoning_parser: str = ""
     source: str = ""
     assumed: str = ""  # how an unknown architecture was read; "" if the architecture is known
-    counted: dict[Component, int] = field(
-        default_factory=dict
-    )  # from headers, if read; takes precedence over the formula
+    # from headers, if read; takes precedence over the formula
+    counted: dict[Component, int] = field(default_factory=dict)
 
     @property
     def attention(self) -> LayerKind:

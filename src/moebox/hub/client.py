@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +23,7 @@ MAX_FILES = 20_000  # of one repository; the largest checkpoints have a few hund
 MAX_SMALL_FILE = 64 << 20  # bytes of a file that is read whole; the index of Kimi K2 has 15 MB
 CHUNK = 1 << 20
 ATTEMPTS, RETRY_S = 4, 0.2  # for a header or a small file
+_SHARD = re.compile(r"(.+)-\d{5}-of-(\d{5})\.safetensors")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _REVISION = re.compile(r"[A-Za-z0-9][\w./+-]{0,199}", re.ASCII)
 
@@ -70,15 +71,36 @@ class HubListing:
         return next((file for file in self.files if file.path == path), None)
 
 
+def strip_address(name: str) -> str:
+    """Return ORG/REPO[@REVISION] of a page of the Hub. Raise BadInput for datasets and spaces."""
+    plain = re.sub(r"^(https?://)?(www\.)?(huggingface\.co|hf\.co)/", "", name).rstrip("/")
+    refuse_if(plain.startswith(("datasets/", "spaces/")), f"{name}: is a dataset or a space of the Hub, not a model")
+    plain = re.sub(r"/(tree|blob|resolve)/main(/.*)?$", "", plain)
+    return re.sub(r"/(?:tree|blob|resolve)/([^/]+)(/.*)?$", r"@\1", plain)
+
+
 def parse_repo_name(name: str) -> tuple[str, str] | None:
     """Split ORG/REPO[@REVISION] into both parts; None if `name` cannot be a repository."""
-    repo, at, revision = name.removeprefix("https://huggingface.co/").partition("@")
+    repo, at, revision = strip_address(name).partition("@")
     if not _NAME.fullmatch(repo):
         return None
     refuse_if("--" in repo or ".." in repo or len(repo) > 96, f"{name}: not a valid name of a repository")
     invalid = bool(at) and (not _REVISION.fullmatch(revision) or ".." in revision)
     refuse_if(invalid, f"{name}: not a valid revision", hint="a branch, a tag or a commit of the repository")
     return repo, revision
+
+
+def weight_files(paths: Iterable[str], where: str) -> list[str]:
+    """Return the shards that engines load without an index. Raise BadInput if one is missing."""
+    found = sorted(path for path in paths if path.endswith(".safetensors") and "/" not in path)
+    plain = [path for path in found if not path.startswith(("consolidated", "adapter_model"))] or found
+    for stem, count in {(part[1], part[2]) for path in plain if (part := _SHARD.fullmatch(path))}:
+        names = [f"{stem}-{number:05d}-of-{count}.safetensors" for number in range(1, int(count) + 1)]
+        missing = ", ".join(sorted(set(names) - set(plain)))
+        refuse_if(
+            missing, f"{where}: shards are missing: {missing[:200]}", hint="the download is incomplete; run it again"
+        )
+    return plain
 
 
 def hub_endpoint() -> str:

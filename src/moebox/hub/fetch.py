@@ -27,6 +27,7 @@ from moebox.hub.client import (
     read_whole_file,
     report_hub_errors,
     repository_folder,
+    weight_files,
 )
 from moebox.units import format_gb
 
@@ -64,8 +65,10 @@ def select_files(listing: HubListing, *, gguf: str = "", with_code: bool = False
         refuse_if(None in found, f"{listing.repo}: {names[found.index(None)] if None in found else ''} is not there")
         return tuple(file for file in found if file)
     index = listing.find(INDEX)
-    shards = {file.path for file in listing.files if file.path.endswith(".safetensors") and "/" not in file.path}
-    if index:
+    shards = {file.path for file in listing.files}
+    if index is None:
+        shards = set(weight_files(shards, listing.repo))
+    else:
         document = codec.parse_json(read_whole_file(listing, index).decode(errors="replace"), where=INDEX)
         weight_map = loose.get_object(document, "weight_map")
         refuse_if(not weight_map, f"{listing.repo}: {INDEX} has no weight_map")

@@ -95,9 +95,8 @@ def find_cache_pages(model: Model, recipe: Recipe, stage_layers: int, step_token
 def _compressed_pages(model: Model, recipe: Recipe, share: float, step_tokens: int) -> CachePages:
     """DeepSeek V4: compressed entries and index keys; windows of whole entries; inputs of the open compression.
 
-    Sources (vLLM 0.32.0, as in 0.29.0): models/deepseek_v4/attention.py:865 and :911, compressor.py:155-192,
-    v1/attention/backends/mla/sparse_swa.py:124. V4.1 (ratios 1 and 2) has one block of open inputs for each request
-    (models/deepseek_v41/compressor.py:161).
+    vLLM 0.29.0 to 0.32.0: models/deepseek_v4/attention.py:865 and :911, compressor.py:155-192, sparse_swa.py:124.
+    V4.1 (ratios 1 and 2) has one block of open inputs for each request (models/deepseek_v41/compressor.py:161).
     """
     growing, fixed, entry = 0.0, [], entry_bytes(model.attention, recipe)
 
@@ -148,11 +147,8 @@ def _window_pages(recipe: Recipe, page: float, layers: float, window: int, token
 
 
 def _kept_states(recipe: Recipe, kind: LayerKind) -> int:
-    """States of a layer: the current one, that at the last block's end with prefix caching, and one of the prefill.
-
-    Prefix caching is the default for these models since 0.28. Prefills keep a state of Mamba 2 and of Kimi's linear
-    attention since 0.32 (mamba_mixer2.py:1107, models/glm5next/common/kda.py:174).
-    """
+    """Count states of a layer: two with prefix caching, the default since 0.28; one of the prefill since 0.32."""
+    # mamba_mixer2.py:1107 and models/glm5next/common/kda.py:174: Mamba 2 and Kimi's linear attention
     version = recipe.engine_version or "0.32"
     if in_versions(version, "<0.28") or recipe.flags.get("no-enable-prefix-caching"):
         return 1
