@@ -55,6 +55,7 @@ def test_page_and_terminal_refuse_the_same_contexts(
     page = get(f"{serve()}plan?box=8x-h200&context={context}")[1]
     assert error in page
     assert hint.strip() in page
+    assert main(["forecast", "kimi-k2.6", "--box", "8x-h200", "--context", context]) == 0  # tokens behind a stream
 
 
 def test_an_unknown_model_in_a_recipe_is_not_said_to_fit(

@@ -251,7 +251,7 @@ def _find_target(
     request = work.workload.input_tokens + work.workload.output_tokens if work else 0
     longest = max((*contexts, request if request > DEFAULT_CONTEXT else 0), default=0)
     streams = max(work.concurrency, default=0) if work else 0
-    constraints = replace(constraints, context=longest or None, concurrency=streams or None)
+    constraints = replace(constraints, context=max(longest, 1024) if longest else None, concurrency=streams or None)
     return find_target(target, box, settings, constraints=constraints, ram=ram, ram_bandwidth=ram_bandwidth)
 
 
