@@ -53,7 +53,7 @@ def test_a_failure_is_exit_code_1_with_the_reason(oracle: str, capsys: pytest.Ca
     )
     shown = capsys.readouterr().out
     assert "✗ streaming" in shown
-    assert "usage: the stream has no usage" in shown
+    assert "same words: the stream has no usage" in shown
     assert "fail: 0 of 1 checks passed, 1 failed" in shown
 
 

@@ -66,6 +66,26 @@ def test_unusual_but_valid_replies_never_fail(oracle: str, name: str):
     assert [(check.name, check.reason) for check in results.rungs if check.verdict == "fail"] == []
 
 
+@pytest.mark.parametrize(
+    ("name", "check", "others"),
+    [
+        ("store-without-tools", "tools", ("agents", "limits")),
+        ("system-role-refused", "prompts", ("responses",)),
+        ("foreign-call-ids-refused", "agents", ("tools",)),
+        ("stream-options-refused", "streaming", ("json",)),
+    ],
+)
+def test_a_refused_feature_is_a_warning_of_one_check(oracle: str, name: str, check: str, others: tuple[str, ...]):
+    """With the server's own words; the other checks skip what needs it."""
+    options = VerifyOptions(thinking="yes", trials=1, seed=1)
+    results = run_checks(endpoint_from_url(f"{oracle}/{name}", MODEL), options, only=[check, *others])
+    marks = {rung.name: rung.verdict for rung in results.rungs}
+
+    assert marks.pop(check) == "warn"
+    assert set(marks.values()) <= {"pass", "skip"}
+    assert any("refuse" in rung.reason or "does not accept" in rung.reason for rung in results.rungs)
+
+
 def test_a_fault_of_one_in_three_is_seen(oracle: str):
     """One lost piece of a streamed call in three is a warning or a failure of the tools check, with its rate."""
     endpoint = endpoint_from_url(f"{oracle}/piece-lost@3!s", MODEL)

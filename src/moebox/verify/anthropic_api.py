@@ -67,7 +67,6 @@ def key_headers(session: CheckSession) -> dict[str, str]:
 
 
 def parse_message(exchange: HttpExchange) -> ChatAnswer:
-    """Read a message that is not streamed."""
     violations = Violations()
     body = parse_body(violations, exchange, "message", "content")
     if not body:
@@ -97,7 +96,6 @@ def unreadable_answer(violations: Violations, reason: str) -> ChatAnswer:
 
 
 def _check_header(violations: Violations, body: Mapping[str, Any], request: Mapping[str, Any]) -> None:
-    """Check id, type, role and model."""
     identity, kind, role = body.get("id"), body.get("type"), body.get("role")
     violations.require(is_text(identity), lambda: f"the message's id is {shorten(identity)}")
     violations.require(kind == "message", lambda: f"the message's type is {shorten(kind)}, not 'message'")

@@ -31,6 +31,8 @@ UNREACHABLE = ("cannot connect", "TLS", "not a valid URL")  # how errors begin t
 HANGS = "no end within"  # how the error of a request begins that took too long
 MAX_RETRIES = 4  # after a 429 or 503, or after this machine slept during the request
 
+STALL_CHECK_S = 0.1
+STALLED_S = 0.3  # on a machine this busy no reply is called late
 SLACK_EVENTS = 64  # events beyond max_tokens of a correct stream: role, finish, usage, keep-alives
 
 StreamWatch = Callable[[bytes], str]  # sees each piece of a stream; returns the error that ends it, or ""
@@ -47,6 +49,24 @@ class _OutgoingRequest:
     watch: StreamWatch | None = None
     deadline_s: float | None = None
     keep_alive: bool = False
+
+
+class StallDetector:
+    """Detects that this process itself was delayed, so that the server is not called slow."""
+
+    def __init__(self) -> None:
+        self.worst_s = 0.0
+
+    async def watch_event_loop(self) -> None:
+        """Run beside the requests until cancelled."""
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(STALL_CHECK_S)
+            self.worst_s = max(self.worst_s, time.monotonic() - before - STALL_CHECK_S)
+
+    def was_stalled(self) -> bool:
+        worst, self.worst_s = self.worst_s, 0.0
+        return worst > STALLED_S
 
 
 class MachineLimit(Exception):

@@ -34,6 +34,7 @@ TEMPLATE_MARKS = re.compile(
 BROKEN_TEXT = "\ufffd"  # what half a character becomes
 NULL_WORDS = ("null", "None", "undefined", "[object Object]")
 FINISH_REASONS = ("stop", "length", "tool_calls", "content_filter", "function_call")
+REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")  # most servers; vLLM and OpenRouter; Ollama's own API
 NO_LOGPROBS = "the server offers no log-probabilities"
 # Bounds of plausible token counts: no tokenizer exceeds them in ordinary answers.
 MAX_CHARS_PER_TOKEN = 24  # on average
@@ -77,7 +78,6 @@ class ChatAnswer:
 
     @property
     def logprobs(self) -> tuple[float, ...]:
-        """The log-probabilities alone."""
         return tuple(token.logprob for token in self.tokens)
 
     @property
@@ -91,9 +91,15 @@ class ChatAnswer:
         return ""
 
     @property
+    def hidden_tokens(self) -> int:
+        """Tokens of reasoning that the server counts and does not show."""
+        counted = object_of(self.usage.get("completion_tokens_details")).get("reasoning_tokens")
+        return counted if is_count(counted) and not self.reasoning else 0
+
+    @property
     def is_empty(self) -> bool:
-        """True if there is neither content nor reasoning."""
-        return not self.content and not self.reasoning
+        """True if there is neither content nor reasoning, hidden or not."""
+        return not (self.content or self.reasoning or self.hidden_tokens)
 
     def token_count(self, key: str) -> int | None:
         """Prompt, completion or total tokens, or None if the server did not count them."""
@@ -192,8 +198,8 @@ def check_finish_reason(violations: Violations, finish: str, calls: bool, reques
 
 
 def reasoning_text(message: dict[str, object]) -> str:
-    """Reasoning of a message: vLLM names it `reasoning`, most servers `reasoning_content`; some send both."""
-    return text_of(message.get("reasoning_content")) or text_of(message.get("reasoning"))
+    """Reasoning of a message: OpenAI's API has no name for it; some servers send it under several."""
+    return next((text for key in REASONING_KEYS if (text := text_of(message.get(key)))), "")
 
 
 def is_logprob(value: float) -> bool:
@@ -289,14 +295,14 @@ class _ChatStream:
             self.finish_reasons += [str(finish)] if finish else []
 
     def _add_delta(self, delta: dict[str, object]) -> None:
-        for key in ("content", "reasoning_content", "reasoning"):
+        for key in ("content", *REASONING_KEYS):
             given = delta.get(key)
             if given is not None and not isinstance(given, str):
                 self.violations.add("format", f"a piece of {key} is {shorten(given)}")
         content, reasoning, role = text_of(delta.get("content")), reasoning_text(delta), delta.get("role")
         self.violations.check_surrogates(content, "a piece of content")
         calls = objects_of(delta.get("tool_calls"))
-        has_content = bool(content or reasoning or calls)
+        has_content = any((content, reasoning, calls))
         if role is not None and role != "":
             self.violations.require(role == "assistant", lambda: f"a role is {shorten(role)}, not 'assistant'")
             self.roles += 1
@@ -380,10 +386,8 @@ def implausible_usage(answer: ChatAnswer, request: Any) -> str:
     text = answer.content + answer.reasoning + "".join(call.name + call.arguments for call in answer.calls)
     most = len(text.encode(errors="replace")) + HIDDEN_TOKENS + HIDDEN_TOKENS_PER_CALL * len(answer.calls)
     # Some servers count reasoning that they do not show; half a call is withheld by parsers.
-    reasoning = object_of(answer.usage.get("completion_tokens_details")).get("reasoning_tokens")
-    unseen = reasoning if isinstance(reasoning, int) and not answer.reasoning else 0
     withheld = answer.finish_reason == "length" and bool(request.get("tools"))
-    if made * MAX_CHARS_PER_TOKEN < len(text) or (made - unseen > most and not withheld):
+    if made * MAX_CHARS_PER_TOKEN < len(text) or (made - answer.hidden_tokens > most and not withheld):
         return f"{len(text)} characters were sent, usage counts {made} tokens"
     limit = request.get("max_tokens") or request.get("max_completion_tokens")
     if isinstance(limit, int) and made > limit + LIMIT_SLACK:

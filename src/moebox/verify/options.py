@@ -37,7 +37,6 @@ class VerifyOptions:
     time_s: float = TIME_S["normal"]  # of the whole run
 
     def validate(self) -> None:
-        """Raise BadInput for values out of range."""
         refuse_out_of_range("--set trials", self.trials, 1, 1000)
         refuse_out_of_range("--set parallel", self.parallel, 1, 1024)
         refuse_out_of_range("--set conversations", self.conversations, 0, 10_000)

@@ -73,7 +73,6 @@ def _item_id(item: dict[str, object]) -> str:
 
 
 def parse_response(exchange: HttpExchange) -> ChatAnswer:
-    """Read a response that is not streamed."""
     violations = Violations()
     body = parse_body(violations, exchange, "response", "output")
     model = text_of(object_of(exchange.request).get("model"))

@@ -112,7 +112,7 @@ async def _run_checks(
         if checks and checks[0].name != CHECKS[0].name:
             # The first check is left out: learn from its probes without judging them
             for name, probe in CHECKS[0].probes.items():
-                await _run_probe(session, name, probe)
+                await _run_probe(session, CHECKS[0].name, name, probe)
         for check in checks:
             if stopped:
                 reason = f"the server {STANDS_STILL}" if session.stalled else stopped
@@ -218,7 +218,7 @@ async def _run_check(session: CheckSession, check: Check, meter: _ProgressMeter)
             probes.append(Probe(name=name, verdict="skip", reason=unusable))
             continue
         meter.begin_probe(check, name)
-        probe, unusable = await _run_probe(session, name, function)
+        probe, unusable = await _run_probe(session, check.name, name, function)
         probes.append(probe)
     session.count_late_replies()
     failures = tuple(failure for failure in session.failures.summarize(before) if failure.seen)
@@ -276,8 +276,8 @@ def _failure_text(failure: Failure) -> str:
     return one_line(f"{failure.example}; {describe_failure(failure)}")
 
 
-async def _run_probe(session: CheckSession, name: str, function: ProbeFunction) -> tuple[Probe, str]:
-    """Run and judge one probe. Return it, and why the rest of the check is pointless, or ""."""
+async def _run_probe(session: CheckSession, check: str, name: str, function: ProbeFunction) -> tuple[Probe, str]:
+    """Run and judge one probe of a check. Return it, and why the rest of the check is pointless, or ""."""
     session.exchanges = []
     before = session.failures.snapshot()
     began = time.monotonic()
@@ -293,7 +293,7 @@ async def _run_probe(session: CheckSession, name: str, function: ProbeFunction) 
         elif isinstance(result, str):
             mark, reason = "warn" if isinstance(result, ProbeWarning) else "pass", result
     except (ProbeSkipped, MachineLimit) as problem:
-        mark, reason = "skip", str(problem)
+        mark, reason = "warn" if getattr(problem, "check", "") == check else "skip", str(problem)
     except ProbeFailed as problem:
         mark, reason, score = "fail", str(problem), problem.score
         unusable = reason if isinstance(problem, EndpointUnusable) else ""

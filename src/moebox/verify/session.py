@@ -11,11 +11,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from moebox.core import catalogue
 from moebox.core.endpoint import AUTH_STATUSES, Endpoint
 from moebox.core.verdict import HttpExchange, Mark, Score
 from moebox.detect.stall import ServerStalled
 from moebox.phantom.question import Question
-from moebox.verify.client import UNREACHABLE, ExchangeClient, limit_events
+from moebox.verify.client import STALLED_S, UNREACHABLE, ExchangeClient, StallDetector, limit_events
 from moebox.verify.completions import ChatAnswer, implausible_usage, parse_chat_stream, parse_completion
 from moebox.verify.options import VerifyOptions
 from moebox.verify.statistics import FailureCounts, KindName, Suspect
@@ -33,8 +34,6 @@ MIN_PATIENCE_S = 60.0
 SLOWER_FACTOR = 30  # times the slowest reply so far that a request may take
 LATE_FACTOR = 8  # times the expected time that a late reply takes
 LATER_S = 5.0  # seconds more than expected that a late reply takes
-STALL_CHECK_S = 0.1
-STALLED_S = 0.3  # on a machine this busy no reply is called late
 SECRET_CODE = re.compile(r"\w{5,}")  # a model may produce shorter ones by chance
 VIOLATION_FAILURES: dict[ViolationKind, KindName] = {
     "format": "reply-format",
@@ -58,13 +57,15 @@ class EndpointUnusable(ProbeFailed):
 
 
 class ProbeSkipped(Exception):
-    """The probe does not apply to this server."""
+    """The probe does not apply to this server, or its model. In the check named `check` that is a warning."""
+
+    def __init__(self, reason: str, check: str = "") -> None:
+        super().__init__(reason)
+        self.check = check
 
 
 class ProbeWarning(str):
     """Result of a probe: not clearly a fault of this server, but surprising for its clients."""
-
-    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,26 +73,6 @@ class ReplyTime:
     seconds: float
     size: int  # bytes
     stream: bool
-
-
-class StallDetector:
-    """Detects that this process itself was delayed, so that the server is not called slow."""
-
-    def __init__(self) -> None:
-        self.worst_s = 0.0
-
-    async def watch_event_loop(self) -> None:
-        """Run beside the requests until cancelled."""
-        with contextlib.suppress(asyncio.CancelledError):
-            while True:
-                before = time.monotonic()
-                await asyncio.sleep(STALL_CHECK_S)
-                self.worst_s = max(self.worst_s, time.monotonic() - before - STALL_CHECK_S)
-
-    def was_stalled(self) -> bool:
-        """True if it was delayed since the last call."""
-        worst, self.worst_s = self.worst_s, 0.0
-        return worst > STALLED_S
 
 
 class ServerSession:
@@ -125,6 +106,10 @@ class ServerSession:
         self.first_secret: Question | None = None  # the first question for a code, repeated much later
         self.secret_codes: set[str] = set()  # codes in the questions so far
         self.accepts_template_arguments = True  # chat_template_kwargs; learned by the first check
+        self.accepts_stream_options = True
+        self.refusals: dict[str, str] = {}  # by feature: the reply to the plainest request with it, "" if accepted
+        self.call_ids: set[str] = set()  # how ids of the server's own tool calls begin
+        self.gives_logprobs = False  # at least once
         self.max_tokens_field = "max_tokens"  # or max_completion_tokens, as OpenAI requires for reasoning models
         self.always_thinks = False
         self.answered_without_thinking = False  # at least once, when asked not to think
@@ -144,13 +129,7 @@ class ServerSession:
 
     @property
     def seconds_left(self) -> float:
-        """Time left for the run."""
         return self.ends_at - time.monotonic()
-
-    @property
-    def is_kimi(self) -> bool:
-        """True if the model is named Kimi, so that Kimi's own formats are expected."""
-        return "kimi" in self.endpoint.model.lower() or "k2" in self.endpoint.model.lower()
 
     @property
     def is_roomy(self) -> bool:
@@ -177,7 +156,7 @@ class ServerSession:
         if self.accepts_template_arguments:
             # Kimi's templates read `thinking`, Qwen's and GLM's `enable_thinking`; others ignore both
             request["chat_template_kwargs"] = {"thinking": thinking, "enable_thinking": thinking}
-        if request.get("stream"):
+        if request.get("stream") and self.accepts_stream_options:
             request["stream_options"] = {"include_usage": True}
         return {key: value for key, value in request.items() if value is not None}
 
@@ -192,12 +171,28 @@ class ServerSession:
         if exact:
             request[self.max_tokens_field] = more["max_tokens"]
         exchange = await self.post_chat(request)
+        if exchange.status in REJECTED_STATUSES:
+            await self._raise_if_not_offered(request)
         answer = self.read_answer(exchange, stream=bool(request.get("stream")), allow_marks=allow_marks)
-        only_thought = answer.finish_reason == "length" and bool(answer.reasoning) and not answer.content
-        if only_thought and not (exact or self.always_thinks or more.get("thinking")):
+        only_thought = answer.finish_reason == "length" and not (answer.content or answer.is_empty)
+        if only_thought and not any((exact, self.always_thinks, more.get("thinking"))):
             self.always_thinks = True
             return await self.chat(messages, allow_marks=allow_marks, **more)
         return answer
+
+    async def _raise_if_not_offered(self, request: Mapping[str, Any]) -> None:
+        """Raise ProbeSkipped if the server refuses the plainest request with a feature of this one, too."""
+        text = json.dumps(request)
+        rows = catalogue.load_table("check_requests")["feature"]
+        for feature in filter(lambda row: row["mark"] in text and row["unless"] not in self.call_ids, rows):
+            title, refused = feature["title"], self.refusals.get(feature["title"])
+            if refused is None:
+                hello = self.chat_request([{"role": "user", "content": "Hello!"}], max_tokens=16)
+                reply = await self.post_chat({**hello, **json.loads(feature["plain"])})
+                refused = f"HTTP {reply.status}{error_text(reply)}" * (reply.status in REJECTED_STATUSES)
+                self.refusals[title] = refused
+            if refused:
+                raise ProbeSkipped(f"the server does not accept {title}: {refused}", feature["check"])
 
     async def ask_question(self, question: Question, *, stream: bool | None = None, **more: Any) -> ChatAnswer:
         """Ask a question of the shared families with its own settings, unless `more` overrides them."""
@@ -222,6 +217,11 @@ class ServerSession:
     async def post_chat(self, request: Mapping[str, Any]) -> HttpExchange:
         """POST a chat request; count a lost reply as a transport failure."""
         exchange, stream = self.keep_evidence(await self.post_within_limits(request)), bool(request.get("stream"))
+        without = dict(request)
+        refused = exchange.status in REJECTED_STATUSES and "stream_options" in exchange.response
+        if refused and without.pop("stream_options", None):
+            self.accepts_stream_options = False
+            return await self.post_chat(without)
         self.failures.add("transport", transport_problem(exchange), stream=stream)
         self.streams += [exchange] if stream and self.stall_detector.worst_s < STALLED_S else []
         usable = exchange.status == 200 and not exchange.error.startswith("no end")
@@ -244,7 +244,6 @@ class ServerSession:
             self.slow_replies_allowed = False
 
     def require_thinking(self) -> None:
-        """Raise ProbeSkipped if no answer had reasoning so far."""
         if not self.model_thinks:
             raise ProbeSkipped("no reasoning came when asked for")
 
@@ -279,6 +278,8 @@ class ServerSession:
         request = exchange.request if isinstance(exchange.request, dict) else {}
         if answer.content.strip() and not answer.reasoning:
             self.answered_without_thinking |= not request.get("chat_template_kwargs", {}).get("thinking")
+        self.call_ids |= {*re.findall(r"^\w+\.", answer.calls[0].id)} if answer.calls else set()
+        self.gives_logprobs |= bool(answer.tokens)
         violations = list(answer.violations)
         if answer.id and answer.id in self.seen_ids:
             violations.append(Violation("style", f"the id {answer.id[:60]!r} was used before"))

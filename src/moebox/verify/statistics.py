@@ -51,7 +51,6 @@ def failure_kind(name: str) -> FailureKind:
 
 
 def failure_mark(name: str, seen: int, of: int, attributed_to: Attribution = "server") -> Mark:
-    """Pass, warn or fail for a count."""
     if not seen:
         return "pass"
     low = wilson_score(seen, of).low
@@ -68,7 +67,6 @@ def failure_mark(name: str, seen: int, of: int, attributed_to: Attribution = "se
 def build_failure(
     name: str, seen: int, of: int, *, attributed_to: Attribution = "server", examples: Sequence[str] = ()
 ) -> Failure:
-    """A count with its interval and its mark."""
     score = wilson_score(seen, of)
     example, *also = dict.fromkeys(examples) or ("",)
     return Failure(

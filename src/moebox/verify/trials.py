@@ -21,10 +21,12 @@ from moebox.verify.client import ExchangeClient
 from moebox.verify.completions import ChatAnswer
 from moebox.verify.options import VerifyOptions
 from moebox.verify.session import (
+    REJECTED_STATUSES,
     EndpointUnusable,
     ProbeFailed,
     ProbeSkipped,
     ServerSession,
+    error_text,
     raise_for_failure,
     transport_problem,
 )
@@ -32,7 +34,7 @@ from moebox.verify.statistics import MIN_MODEL_TRIALS, STREAMED, KindName, build
 
 MAX_ATTRIBUTIONS = 6  # failures of one series that are asked again to attribute them; the others follow the majority
 MAX_DRAWS = 200  # questions, before one with other tools is accepted
-NOT_OFFERED = (404, 405, 501)  # replies of a server without that API
+NOT_OFFERED = (403, 404, 405, 501)  # replies of a server without that API; 403 of some gateways
 SURELY_WRONG = 4  # if all of the first so many are wrong, no more are needed
 
 
@@ -53,17 +55,14 @@ Parser = Callable[[HttpExchange], ChatAnswer]
 
 
 def server_failure(reason: str) -> TrialOutcome:
-    """A failure of the server, or a pass if `reason` is empty."""
     return TrialOutcome(reason=reason)
 
 
 def model_failure(reason: str) -> TrialOutcome:
-    """A failure of the model, or a pass if `reason` is empty."""
     return TrialOutcome(reason=reason, attributed_to="model")
 
 
 def pass_if(good: object, reason: str) -> TrialOutcome:
-    """A pass if `good`, else a failure of the server."""
     return PASSED if good else server_failure(reason)
 
 
@@ -164,7 +163,6 @@ class CheckSession(ServerSession):
     async def run_both_modes(
         self, kind: KindName, attempt: Attempt, share: float | None = None, least: int = 2
     ) -> Score:
-        """Run the same trials whole and then streamed."""
         await self.run_trials(kind, attempt, share, least)
         return await self.run_trials(kind, attempt, share, least, stream=True)
 
@@ -184,6 +182,13 @@ class CheckSession(ServerSession):
         if exchange.status in NOT_OFFERED:
             raise ProbeSkipped(f"the server does not offer /v1/{path}")
         self.skip_if_context_too_short(exchange)
+        plain = dict(body)
+        if exchange.status in REJECTED_STATUSES and plain.pop("tools", None):
+            plain.pop("tool_choice", None)
+            if self.keep_evidence(await self.client.post(url, plain, headers=headers)).status == 200:
+                check = {"messages": "anthropic"}.get(path, path)
+                text = f"the server does not accept tools at /v1/{path}: HTTP {exchange.status}{error_text(exchange)}"
+                raise ProbeSkipped(text, check)
         self.failures.add("transport", transport_problem(exchange), stream=stream)
         raise_for_failure(exchange)
         answer = parse(exchange)

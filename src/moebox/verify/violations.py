@@ -66,7 +66,6 @@ def parse_strict_json(text: str) -> Any:
 
 
 def is_json(text: str) -> bool:
-    """True for standard JSON."""
     return parse_json_or(text, text) is not text
 
 
@@ -79,22 +78,18 @@ def parse_json_or(text: str, otherwise: Any) -> Any:
 
 
 def is_count(value: Any) -> TypeGuard[int]:
-    """True for a number of tokens."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def is_text(value: object) -> TypeGuard[str]:
-    """True for a string that is not empty."""
     return isinstance(value, str) and value != ""
 
 
 def text_of(value: object) -> str:
-    """The value if it is a string, else an empty one."""
     return value if isinstance(value, str) else ""
 
 
 def object_of(value: object) -> dict[str, object]:
-    """The value if it is a JSON object, else an empty one."""
     return value if isinstance(value, dict) else {}
 
 

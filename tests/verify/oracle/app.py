@@ -45,7 +45,8 @@ async def models(request: Request) -> Response:
 
 async def health(request: Request) -> Response:
     """/health."""
-    return error(404, "Not Found") if fault_of(request).bare else JSONResponse({"status": "ok"})
+    fault = fault_of(request)
+    return error(fault.health, "not for you") if fault.bare else JSONResponse({"status": "ok"})
 
 
 async def tokenize(request: Request) -> Response:

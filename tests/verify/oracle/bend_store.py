@@ -22,6 +22,8 @@ class Store:
 
     def request(self, body: Body) -> Body:
         """The request as the model sees it: its prefix may have come from the store."""
+        if not isinstance(body.get("messages"), list):
+            return body  # to be refused as it is
         messages, tools = body["messages"], body.get("tools") or []
         text = messages[-1].get("content")
         if messages[0]["role"] == "system" or not isinstance(text, str):
@@ -47,7 +49,7 @@ class Store:
         self.cache[key] = self.cache.pop(key, found)
         while len(self.cache) > IN_CACHE:
             self.cache.popitem(last=False)
-        return found
+        return found if self.damage else blocks  # one that works returns what it was given
 
     def damaged(self, key: str, blocks: list[str]) -> list[str]:
         """Blocks as a broken connector returns them."""

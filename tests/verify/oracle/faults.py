@@ -45,6 +45,7 @@ class Fault:
     limit: int | None = None  # tokens that it says it takes
     context: int | None = None  # tokens that it takes
     bare: bool = False  # no /health, no /tokenize
+    health: int = 404  # what a bare server answers there
     listed: Callable[[Body], Body] | None = None  # /v1/models
     refusal: Callable[[int, str], Response] | None = None  # how errors are worded
     headers: tuple[tuple[str, str], ...] = ()

@@ -22,6 +22,7 @@ from .hostile import HOSTILE
 from .odd import ODD
 from .odd_fifth import ODD_FIFTH
 from .odd_fourth import ODD_FOURTH
+from .odd_seventh import ODD_SEVENTH
 from .odd_sixth import ODD_SIXTH
 from .odd_third import ODD_THIRD
 from .pairs import PAIRS
@@ -38,6 +39,7 @@ RIGHT: dict[str, Fault] = {
     **ODD_FOURTH,
     **ODD_FIFTH,
     **ODD_SIXTH,
+    **ODD_SEVENTH,
     **SOUND_STORES,
 }  # odd, and allowed by the documents
 BROKEN: dict[str, Fault] = {

@@ -90,9 +90,9 @@ def _repeat_results(messages: Sequence[Mapping[str, Any]]) -> str:
     last = max(place for place, turn in enumerate(messages) if turn["role"] != "tool")
     for turn in messages[last + 1 :]:
         function = calls[turn["tool_call_id"]]
-        tool = next(tool for tool in TOOLS if tool.name == function["name"])
+        tool = next((tool for tool in TOOLS if tool.name == function["name"]), None)
         found = _read(str(turn["content"]))
-        known = set(found) == set(tool.result)
+        known = tool and set(found) == set(tool.result)
         texts.append(tool.answer.format(**json.loads(function["arguments"]), **found) if known else f"It says {found}.")
     return " ".join(texts)
 

@@ -17,12 +17,7 @@ async def probe_models(session: CheckSession) -> str:
         data = None
     if not isinstance(data, list):
         raise ProbeFailed("/v1/models does not answer with a list of models")
-    mine = None
-    for item in objects_of(data):
-        aliases = item.get("aliases")
-        if endpoint.model in (item.get("id"), *(aliases if isinstance(aliases, list) else ())):
-            mine = item
-            break
+    mine = _find_model(objects_of(data), endpoint.model)
     if mine is None:
         shown = ", ".join(str(item.get("id")) for item in objects_of(data)[:8]) or "nothing"
         if not endpoint.router:
@@ -41,6 +36,14 @@ async def probe_models(session: CheckSession) -> str:
     return f"context {session.context_limit:,}" if session.context_limit else ""
 
 
+def _find_model(listed: list[dict[str, object]], name: str) -> dict[str, object] | None:
+    for item in listed:
+        aliases = item.get("aliases")
+        if name in (item.get("id"), *(aliases if isinstance(aliases, list) else ())):
+            return item
+    return None
+
+
 async def _slot_context(session: CheckSession) -> int | None:
     """Context of one slot, if the server reports it at /props as llama.cpp does."""
     exchange = await session.client.get(f"{session.endpoint.server_url}/props")
@@ -54,8 +57,8 @@ async def _slot_context(session: CheckSession) -> int | None:
 async def probe_health(session: CheckSession) -> None:
     """/health, if there is one, answers with success."""
     exchange = await session.get(f"{session.endpoint.server_url}/health")
-    if exchange.status in (404, 405, 501):
-        raise ProbeSkipped("the server has no /health")
+    if 300 <= exchange.status < 500:  # a gateway may guard what is not part of the API
+        raise ProbeSkipped(f"the server has no /health for clients: HTTP {exchange.status}")
     raise_for_failure(exchange)
 
 

@@ -63,9 +63,8 @@ async def probe_same_words(session: CheckSession) -> Score:
 
 async def probe_tools(session: CheckSession) -> Score:
     """A tool is called, whole and streamed, with its input as an object."""
-    single, parallel = _message_attempt(session, "tool_call"), _message_attempt(session, "tool_parallel")
-    await session.run_both_modes("tool-call", single, 0.25)
-    return await session.run_both_modes("tool-call", parallel, 0.13, 1)
+    await session.run_both_modes("tool-call", _message_attempt(session, "tool_call"), 0.25)
+    return await session.run_both_modes("tool-call", _message_attempt(session, "tool_parallel"), 0.13, 1)
 
 
 async def probe_tool_results(session: CheckSession) -> Score:
@@ -76,11 +75,12 @@ async def probe_tool_results(session: CheckSession) -> Score:
 async def probe_system(session: CheckSession) -> ProbeWarning | None:
     """`system` reaches the model, as a string and as blocks, with cache_control too: the prompt grows by it."""
     plain = message_request(session, session.draw("secret"))
-    few = await _input_tokens(session, plain)
     block = {"type": "text", "text": PADDING}
     cached = block | {"cache_control": {"type": "ephemeral"}}  # as Claude Code sends it
+    few = None  # tokens with a short one: without any a template may write a message of its own
     for how, value in (("a string", PADDING), ("blocks", [block]), ("blocks with cache_control", [cached])):
         try:
+            few = few or await _input_tokens(session, plain | {"system": "Hi."})
             many = await _input_tokens(session, plain | {"system": value})
         except ProbeFailed as problem:
             return ProbeWarning(_rejection_text(problem, f"system as {how}"))
@@ -96,7 +96,6 @@ def _rejection_text(problem: ProbeFailed, what: str) -> str:
 
 
 def _expect_growth(session: CheckSession, kind: KindName, what: str, few: int | None, many: int | None) -> None:
-    """Count whether the prompt grew by PADDING."""
     reason = f"24 more words in {what} took the prompt from {few} to {many} input_tokens only: it is dropped"
     session.failures.expect(kind, prompt_grew(few, many, PADDING_TOKENS), reason)
 
@@ -206,7 +205,6 @@ async def probe_tool_choice(session: CheckSession) -> str | ProbeWarning:
 
 
 def ignored_choice(choice: Mapping[str, str], called: Sequence[str]) -> str:
-    """Describe how tool_choice was ignored, or return ""."""
     if choice["type"] == "none":
         return f"tool_choice is none, yet {called[0]} was called" if called else ""
     wanted = {choice["name"]} if "name" in choice else set(called)
@@ -223,7 +221,7 @@ async def probe_limits(session: CheckSession) -> None:
         past = "12" in stopped.content or "13" in stopped.content
         reason = f"went on past stop_sequences: {stopped.content[-40:]!r}"
         session.failures.expect("limits", not past, reason, stream=stream)
-        named = past or not stopped.content or stopped.finish_reason == "stop_sequence"
+        named = any((past, not stopped.content, stopped.finish_reason == "stop_sequence"))
         reason = f"stop_reason {stopped.finish_reason!r} at a stop sequence"
         session.failures.expect("reply-style", named, reason, stream=stream)
         cut = await send_message(session, request | {"max_tokens": FEW_TOKENS})

@@ -29,7 +29,7 @@ def split_choices(exchange: HttpExchange) -> dict[int, HttpExchange]:
         raise ProbeFailed(f"the indexes of the choices are {indexes}")
     parts: dict[int, HttpExchange] = {}
     for index in sorted({each for each in indexes if is_count(each)}):
-        own = [json.dumps(_select_choice(body, index)) for body in bodies if body]
+        own = [json.dumps(_select_choice(body, index)) for body in filter(None, bodies)]
         events = "".join(f"data: {text}\n\n" for text in (*own, *["[DONE]"] * texts.count("[DONE]")))
         parts[index] = replace(exchange, response=events if stream else own[0])
     return parts

@@ -22,7 +22,7 @@ from moebox.verify.checks.tools import call_problem
 from moebox.verify.checks.turns import assistant_turn, user_turn
 from moebox.verify.completions import ChatAnswer, is_logprob
 from moebox.verify.options import TRIALS
-from moebox.verify.session import REJECTED_STATUSES, EndpointUnusable, ProbeFailed, ProbeWarning
+from moebox.verify.session import REJECTED_STATUSES, EndpointUnusable, ProbeFailed, ProbeSkipped, ProbeWarning
 from moebox.verify.trials import Check, CheckSession, judge_answer
 
 Combination = dict[str, str]  # a value for each feature
@@ -90,10 +90,11 @@ class CombinationRequest:
             return f"{answer.leaked_mark} leaked into the answer", False
         if thinks and session.model_thinks and (mixed := mixed_reasoning(answer)):
             return mixed, False
-        if not thinks and session.model_thinks and not session.always_thinks and answer.reasoning.strip():
+        if all((not thinks, session.model_thinks, not session.always_thinks, answer.reasoning.strip())):
             return "thinking is off, yet reasoning came", False
-        asked = row["logprobs"] == "logprobs" and answer.content and not answer.calls
-        if asked and not (answer.tokens and all(is_logprob(token.logprob) for token in answer.tokens)):
+        # A server that never gave any is the business of the check of sampling
+        asked = (session.gives_logprobs, row["logprobs"] == "logprobs", answer.content, not answer.calls)
+        if all(asked) and not (answer.tokens and all(map(is_logprob, answer.logprobs))):
             return "no valid log-probabilities came", False
         if task in ("forced call", "named call") and (problem := call_problem(self.question, answer)):
             return problem, False
@@ -178,8 +179,8 @@ class CombinationProbe:
             return await self.ask(row, question)
         except EndpointUnusable:
             raise
-        except ProbeFailed as problem:
-            if problem.status in REJECTED_STATUSES:
+        except (ProbeSkipped, ProbeFailed) as problem:
+            if isinstance(problem, ProbeSkipped) or problem.status in REJECTED_STATUSES:
                 self.refused.setdefault(describe_row(row), str(problem))
                 return "", False
             return str(problem), False
@@ -196,7 +197,7 @@ class CombinationProbe:
         plain = {**self.plain, "task": row["task"]}
         fails_plain, _ = await self.judge_row(plain, question)
         smallest = plain if fails_plain else row
-        if not fails_plain and len(self.found) < MAX_REDUCED and all(other for other, _ in again):
+        if all((not fails_plain, len(self.found) < MAX_REDUCED, *(other for other, _ in again))):
             smallest = await self.reduce(row, question)
         needed = {value for name, value in smallest.items() if value != self.plain[name]}
         models_own = content_only and (bool(fails_plain) or not needed & set(NEUTRAL))

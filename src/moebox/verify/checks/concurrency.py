@@ -8,7 +8,7 @@ from moebox.phantom.question import Question
 from moebox.verify.checks.thinking import mixed_reasoning
 from moebox.verify.completions import ChatAnswer
 from moebox.verify.options import TRIALS
-from moebox.verify.session import EndpointUnusable, ProbeFailed
+from moebox.verify.session import EndpointUnusable, ProbeFailed, ProbeSkipped
 from moebox.verify.statistics import FailureCount
 from moebox.verify.trials import Check, CheckSession, judge_answer
 
@@ -73,7 +73,6 @@ async def probe_mixed_requests(session: CheckSession) -> str:
 
 
 def _stop_if_failed(session: CheckSession, before: Mapping[str, FailureCount]) -> None:
-    """Raise ProbeFailed if the failures of this probe are too many already."""
     for failure in session.failures.summarize(before):
         if failure.kind in ("crosstalk", "crowd") and failure.verdict == "fail":
             raise ProbeFailed(f"{failure.example}; {failure.seen} of {failure.of}")
@@ -89,8 +88,9 @@ async def _ask_together(
         if isinstance(result, ChatAnswer):
             session.failures.add("crowd")
             answers.append(result)
-        elif isinstance(result, ProbeFailed) and not isinstance(result, EndpointUnusable):
-            session.failures.add("crowd", f"lost among others: {result}")
+        elif isinstance(result, ProbeSkipped | ProbeFailed) and not isinstance(result, EndpointUnusable):
+            if isinstance(result, ProbeFailed):  # else it does not offer what the question needs
+                session.failures.add("crowd", f"lost among others: {result}")
             answers.append(None)
         else:
             raise result

@@ -14,8 +14,8 @@ from moebox.phantom import vocabulary
 from moebox.phantom.format_questions import strip_fence
 from moebox.phantom.question import Question
 from moebox.verify.completions import ChatAnswer
-from moebox.verify.session import REJECTED_STATUSES, ProbeFailed, ProbeSkipped
-from moebox.verify.trials import Check, CheckSession, QuestionAttempt, TrialOutcome, judge_answer
+from moebox.verify.session import REJECTED_STATUSES, ProbeFailed
+from moebox.verify.trials import Check, CheckSession, QuestionAttempt, judge_answer
 from moebox.verify.violations import parse_strict_json
 
 Schema = dict[str, object]
@@ -23,7 +23,8 @@ Schema = dict[str, object]
 
 async def probe_json(session: CheckSession, *, family: str, share: float | None = None, stream: bool = False) -> Score:
     """response_format json_object or json_schema gives an object with the requested values that fits its schema."""
-    return await session.run_trials("json", JsonAttempt(session, family, judge=judge_json), share, stream=stream)
+    attempt = QuestionAttempt(session, family, judge=judge_json)
+    return await session.run_trials("json", attempt, share, stream=stream)
 
 
 async def probe_contradictions(session: CheckSession) -> str:
@@ -55,18 +56,6 @@ async def probe_contradictions(session: CheckSession) -> str:
         kept += not reason
     note = f", {rejected} refused" if rejected else ""
     return f"{kept} of {len(contradictions)} schemas enforced against contradicting prompts{note}"
-
-
-class JsonAttempt(QuestionAttempt):
-    """Attempts at a JSON question. Raise ProbeSkipped if the server does not know the response format."""
-
-    async def __call__(self, stream: bool = False) -> TrialOutcome:
-        try:
-            return await super().__call__(stream)
-        except ProbeFailed as problem:
-            if problem.status in REJECTED_STATUSES and "response_format" in self.session.exchanges[-1].response:
-                raise ProbeSkipped("the server does not accept this response_format") from None
-            raise
 
 
 def judge_json(question: Question, answer: ChatAnswer) -> str:

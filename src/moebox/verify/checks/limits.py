@@ -1,13 +1,13 @@
 """limits: stop strings stop, max_tokens ends, and a prompt that is too long is rejected properly."""
 
 import re
-from functools import partial
+from collections import Counter
 
 from moebox.core.verdict import Score
 from moebox.phantom.question import Question
 from moebox.verify.checks.streaming import first_difference
 from moebox.verify.completions import ChatAnswer
-from moebox.verify.session import REJECTED_STATUSES, ProbeFailed, ProbeSkipped, error_text, require_token_count
+from moebox.verify.session import REJECTED_STATUSES, ProbeFailed, ProbeSkipped, error_text
 from moebox.verify.trials import PASSED, Check, CheckSession, TrialOutcome, judge_answer, model_failure, pass_if
 from moebox.verify.violations import is_json
 
@@ -21,11 +21,14 @@ MAX_PLAUSIBLE_CONTEXT = 16_000_000  # tokens; a larger reported limit is wrong, 
 MAX_CHARS_PER_TOKEN = 12  # of any tokenizer for such words, so that the text is surely too long
 
 
-async def probe_stop(session: CheckSession, *, stop: str | list[str], share: float) -> Score:
-    """The answer ends before the stop string, streamed and whole; `stop` may be a list or one string."""
+async def probe_stop(session: CheckSession) -> Score:
+    """The answer ends before the stop string, a list or one string; draft tokens may pass it and max_tokens at once."""
+    asked: Counter[bool] = Counter()  # by mode
 
     async def attempt(stream: bool) -> TrialOutcome:
-        answer = await session.ask_question(session.draw("count", start=7, end=30), stream=stream, stop=stop)
+        asked[stream] += 1
+        question, stop = session.draw("count", start=7, end=30), STOP if asked[stream] % 2 else [STOP]
+        answer = await session.ask_question(question, stream=stream, stop=stop)
         content, shown = answer.content, answer.content[-40:]
         if STOP in content or "13" in content:
             return pass_if(False, f"went on past the stop string {stop!r}: {shown!r}")
@@ -33,10 +36,17 @@ async def probe_stop(session: CheckSession, *, stop: str | list[str], share: flo
             return pass_if(False, f"finish_reason {answer.finish_reason!r} at a stop string")
         if not re.match(r"\D*7\D+8\D+9\b", content) and content:
             return model_failure(f"it does not count: {content[:40]!r}")
-        ends = content.rstrip(" ,.\n").endswith(BEFORE_STOP)
-        return pass_if(ends, f"does not end with {BEFORE_STOP} before the stop {stop!r}: {shown!r}")
+        if not content.rstrip(" ,.\n").endswith(BEFORE_STOP):
+            return pass_if(False, f"does not end with {BEFORE_STOP} before the stop {stop!r}: {shown!r}")
+        made = answer.token_count("completion")
+        if made and asked[stream] <= session.options.trial_share(0.13, 1):
+            limit = made + TOKENS_AFTER_STOP
+            close = await session.ask_question(question, stream=stream, stop=stop, max_tokens=limit, exact=True)
+            reason = f"went on past the stop {STOP!r} just before max_tokens: {close.content[-40:]!r}"
+            return pass_if(STOP not in close.content, reason)
+        return PASSED
 
-    return await session.run_both_modes("limits", attempt, share)
+    return await session.run_both_modes("limits", attempt, 0.63)
 
 
 async def probe_stop_in_text(session: CheckSession) -> Score:
@@ -62,20 +72,6 @@ async def probe_stop_in_text(session: CheckSession) -> Score:
     return await session.run_both_modes("limits", attempt, 0.13, 1)
 
 
-async def probe_stop_at_limit(session: CheckSession) -> Score:
-    """A stop string just before max_tokens is seen: several draft tokens may pass both in one step."""
-
-    async def attempt(stream: bool) -> TrialOutcome:
-        question = session.draw("count", start=7, end=30)
-        stopped = await session.ask_question(question, stream=stream, stop=[STOP])
-        limit = require_token_count(stopped, "completion") + TOKENS_AFTER_STOP
-        close = await session.ask_question(question, stream=stream, stop=[STOP], max_tokens=limit, exact=True)
-        reason = f"went on past the stop {STOP!r} just before max_tokens: {close.content[-40:]!r}"
-        return pass_if(STOP not in close.content, reason)
-
-    return await session.run_both_modes("limits", attempt, 0.13, 1)
-
-
 async def probe_cut_thoughts(session: CheckSession) -> Score:
     """Reasoning that max_tokens cuts is still reasoning."""
     session.require_thinking()
@@ -86,7 +82,7 @@ async def probe_cut_thoughts(session: CheckSession) -> Score:
         limits = {"max_tokens": FEW_TOKENS, "exact": True, "allow_marks": True}
         cut = await session.ask_question(question, stream=stream, **limits)
         content = cut.content.strip()
-        spilled = bool(content) and not cut.reasoning and reasoning.startswith(content)
+        spilled = all((content, not cut.reasoning, reasoning.startswith(content)))
         return pass_if(not spilled, f"max_tokens cut the reasoning, and it came as the answer: {content!r}")
 
     return await session.run_both_modes("reasoning", attempt, 0.13, 1)
@@ -124,24 +120,25 @@ async def probe_cut_call(session: CheckSession) -> Score:
     return await session.run_both_modes("limits", attempt, 0.13, 1)
 
 
-async def probe_token_limit(session: CheckSession, *, field: str, share: float) -> Score:
-    """Stories end at the limit, with the right finish_reason; whole and streamed they end at the same token."""
-    if field == "max_completion_tokens":
-        messages = session.draw("story").messages
-        request = session.chat_request(messages, max_tokens=None, max_completion_tokens=FEW_TOKENS)
-        if (await session.post_chat(request)).status in REJECTED_STATUSES:
-            raise ProbeSkipped("the server does not accept max_completion_tokens")
-    elif session.max_tokens_field != "max_tokens":
-        raise ProbeSkipped("the server rejects max_tokens and accepts max_completion_tokens")
+async def probe_token_limit(session: CheckSession) -> Score:
+    """Stories end at the limit, under either of its names, with the right finish_reason; both modes end alike."""
+    fields = [session.max_tokens_field]
+    messages = session.draw("story").messages
+    request = session.chat_request(messages, max_tokens=None, max_completion_tokens=FEW_TOKENS)
+    if fields == ["max_tokens"] and (await session.post_chat(request)).status not in REJECTED_STATUSES:
+        fields.append("max_completion_tokens")
+    asked: Counter[bool] = Counter()  # by mode
     cut_whole: list[tuple[Question, str]] = []  # each story and how it was cut when it came whole
 
-    async def ask_cut(question: Question, stream: bool) -> ChatAnswer:
+    async def ask_cut(question: Question, stream: bool, field: str) -> ChatAnswer:
         request = session.chat_request(question.messages, max_tokens=None, stream=stream or None)
         return session.read_answer(await session.post_chat({**request, field: FEW_TOKENS}), stream=stream)
 
     async def attempt(stream: bool) -> TrialOutcome:
         question, before = cut_whole.pop() if stream and cut_whole else (session.draw("story"), "")
-        answer = await ask_cut(question, stream)
+        asked[stream] += 1
+        field = fields[asked[stream] % len(fields)]
+        answer = await ask_cut(question, stream, field)
         finish, made, text = answer.finish_reason, answer.token_count("completion"), answer.content + answer.reasoning
         if finish == "stop" and made is not None and made < FEW_TOKENS:
             return model_failure(f"a story of {made} tokens: {answer.content!r}")
@@ -156,11 +153,11 @@ async def probe_token_limit(session: CheckSession, *, field: str, share: float) 
         if not before.startswith(shown) or shown == before.rstrip():
             return PASSED
         # The stream ended before the whole answer did; whole answers that differ among themselves prove nothing
-        again = await ask_cut(question, False)
+        again = await ask_cut(question, False, field)
         lost = before.removeprefix(shown) if again.content + again.reasoning == before else ""
         return pass_if(not lost, f"{field} {FEW_TOKENS} cuts a stream before {lost!r}, which comes whole")
 
-    return await session.run_both_modes("limits", attempt, share)
+    return await session.run_both_modes("limits", attempt, 0.63)
 
 
 async def probe_too_long_prompt(session: CheckSession) -> str:
@@ -190,15 +187,12 @@ async def probe_too_long_prompt(session: CheckSession) -> str:
 CHECK = Check(
     name="limits",
     probes={
-        "stop string": partial(probe_stop, stop=[STOP], share=0.38),
-        "stop as a string": partial(probe_stop, stop=STOP, share=0.25),
+        "stop string": probe_stop,
         "stop in the text": probe_stop_in_text,
-        "stop at the limit": probe_stop_at_limit,
         "no limit": probe_no_limit,
         "thoughts cut": probe_cut_thoughts,
         "call cut": probe_cut_call,
-        "max_tokens": partial(probe_token_limit, field="max_tokens", share=0.38),
-        "max_completion_tokens": partial(probe_token_limit, field="max_completion_tokens", share=0.25),
+        "max_tokens": probe_token_limit,
         "too long": probe_too_long_prompt,
     },
 )

@@ -90,7 +90,6 @@ async def _ask_needles(session: CheckSession, maker: "_TextMaker", depths: Seque
 
 
 async def _finds_other_needle(session: CheckSession, maker: "_TextMaker", depth: float, target: int) -> bool:
-    """True if the needle of another text is found at this depth."""
     for _ in range(OTHER_TEXTS):
         (question, *_), _ = await maker.fit_text([depth], target)
         answer = await session.ask_question(question)
@@ -100,7 +99,6 @@ async def _finds_other_needle(session: CheckSession, maker: "_TextMaker", depth:
 
 
 def _require_whole_prompt(answer: ChatAnswer, sent: int) -> None:
-    """Raise ProbeFailed if the server read fewer tokens than were sent."""
     read = answer.token_count("prompt")
     if read is not None and read < MIN_READ_SHARE * sent:
         raise ProbeFailed(f"sent {sent:,} tokens, the server read {read:,}: the prompt was cut")

@@ -39,7 +39,8 @@ MIN_GROWTH_RATIO = 0.6  # tokens per character of the last tools, relative to th
 async def probe_system(session: CheckSession) -> ProbeWarning | None:
     """A system message changes the answer, and the prompt grows by it, even by pages."""
     question = session.draw("secret")
-    few = (await session.chat(question.messages, max_tokens=16)).token_count("prompt")
+    short = [_system_turn("Hi."), *question.messages]  # without one a template may write a message of its own
+    few = (await session.chat(short, max_tokens=16)).token_count("prompt")
     for text in [PADDING, LONG_SYSTEM] if session.is_roomy else [PADDING]:
         with session.allow_slow_replies():
             turns = [_system_turn(text), *question.messages]
@@ -96,7 +97,9 @@ async def probe_parts(session: CheckSession) -> Score | ProbeWarning:
 
 async def probe_whole_history(session: CheckSession) -> None:
     """Every turn of a long conversation reaches the model: the prompt grows with each."""
-    turns: list[Any] = [_system_turn(PADDING * 3)]  # longer than a step: if it is dropped, that step does not grow
+    turns: list[Any] = []
+    if not session.refusals.get("system messages"):
+        turns.append(_system_turn(PADDING * 3))  # longer than a step: if it is dropped, that step does not grow
     last = pair = 0
     for step, answer in enumerate(("I will.", "I will.", PADDING, PADDING, "I will.")):
         ask = "Go on." if step == LAST_STEP else f"Remember: {vocabulary.draw_sentence(session.rng)}"
@@ -150,7 +153,6 @@ async def tools_that_fit(session: CheckSession, tools: list[Any]) -> list[Any]:
 
 
 async def _tool_tokens(session: CheckSession, tools: list[Any]) -> int:
-    """Prompt tokens of a request that offers these tools."""
     return require_token_count(
         await session.chat([user_turn("Hello!")], tools=tools, max_tokens=1, exact=True, allow_marks=True)
     )

@@ -10,7 +10,7 @@ from moebox.verify.responses_api import input_items, response_request, send_resp
 from moebox.verify.session import REJECTED_STATUSES, ProbeFailed, ProbeWarning, skip_if_rejected
 from moebox.verify.trials import Check, CheckSession, QuestionAttempt, judge_answer
 
-FEW_TOKENS = 8  # for an answer that wants many more
+FEW_TOKENS = 16  # for an answer that wants many more; OpenAI takes no lower limit
 
 
 def _attempt(session: CheckSession, family: str) -> QuestionAttempt:
@@ -63,9 +63,10 @@ async def probe_limit(session: CheckSession) -> None:
     """max_output_tokens ends an answer with the status `incomplete`, and `instructions` are in the prompt."""
     counts = []
     for stream in (False, True):
-        more = {"instructions": PADDING} if stream else {}
-        request = response_request(session, session.draw("count", start=1, end=30), stream=stream, **more)
-        cut = await send_response(session, request | {"max_output_tokens": FEW_TOKENS}, allow_marks=True)
+        request = response_request(session, session.draw("count", start=1, end=30), stream=stream)
+        request |= {"max_output_tokens": FEW_TOKENS, "instructions": PADDING if stream else "Hi."}
+        with skip_if_rejected("the server does not accept instructions"):
+            cut = await send_response(session, request, allow_marks=True)
         made = cut.token_count("completion")
         kept = made is None or made <= FEW_TOKENS
         reason = f"{made} output_tokens with max_output_tokens {FEW_TOKENS}"

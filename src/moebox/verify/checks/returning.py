@@ -11,7 +11,7 @@ from moebox.phantom.question import Question
 from moebox.phantom.text_questions import haystack_questions
 from moebox.units import format_count, format_percent, format_seconds
 from moebox.verify.completions import ChatAnswer
-from moebox.verify.session import REJECTED_STATUSES, EndpointUnusable, ProbeFailed, ProbeWarning
+from moebox.verify.session import EndpointUnusable, ProbeFailed, ProbeSkipped, ProbeWarning
 from moebox.verify.trials import CheckSession, judge_answer
 
 TURNS = ("first turn", "next turn", "return after the others")
@@ -42,7 +42,6 @@ def draw_conversations(session: CheckSession, count: int, chars: int) -> list[li
 
 
 def with_new_codes(rng: random.Random, questions: Sequence[Question]) -> list[Question]:
-    """The same text and questions with other codes."""
     codes = {question.expect: vocabulary.draw_code(rng, 6) for question in questions}
     text = str(questions[0].messages[0]["content"]).rpartition("\n\n")[0]
     for old, new in codes.items():
@@ -64,15 +63,17 @@ async def judge_turn(
     where = f"{turn} of conversation {number + 1}"
     try:
         answer = await session.ask_question(question, stream=stream)
+    except ProbeSkipped:
+        return None  # a server may have no tool parser
     except EndpointUnusable:
         raise
     except ProbeFailed as problem:
-        if not question.tools or problem.status not in REJECTED_STATUSES:  # a server may have no tool parser
-            session.failures.add("cache", str(problem), where=where)
+        session.failures.add("cache", str(problem), where=where)
         return None
     wrong = judge_answer(question, answer)
     if wrong:
-        salt = {"role": "system", "content": f"Conversation {vocabulary.draw_code(session.rng, 6)}."}
+        role = "user" if session.refusals.get("system messages") else "system"
+        salt = {"role": role, "content": f"Conversation {vocabulary.draw_code(session.rng, 6)}."}
         fresh = dataclasses.replace(question, messages=(salt, *question.messages))
         if judge_answer(question, await session.ask_question(fresh, stream=stream)):
             wrong = ""  # the model's own
@@ -118,6 +119,8 @@ async def probe_returning(session: CheckSession) -> str | ProbeWarning:
             raise ProbeFailed(f"{wrong[0].example}; {wrong[0].seen} of {wrong[0].of} turns")
         if number_of_round and not wrong:
             break
+    if not answers[-1]:
+        raise ProbeSkipped("the server accepts no such conversation")
     return describe_cache(session, answers)
 
 

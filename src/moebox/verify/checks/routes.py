@@ -8,6 +8,7 @@ import asyncio
 import math
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from moebox.quality.texts import draw_unlearnt_text
 from moebox.quality.wire import NextToken, next_token_request, parse_next_tokens
@@ -101,13 +102,8 @@ def _shared_reader(session: CheckSession) -> RouteReader:
     return session.route_reader if isinstance(session.route_reader, RouteReader) else RouteReader(session)
 
 
-async def _compare_route(
-    session: CheckSession, name: str, route: Route, *, again: bool = False, part: float = 1.0
-) -> str:
-    """Read texts alone and by a route; the sequential test of all checks decides.
-
-    `again`: the route does not use the cache, so texts of other routes serve as well as new ones.
-    """
+async def probe_route(session: CheckSession, name: str, route: Route, *, again: bool = False, part: float = 1.0) -> str:
+    """Read texts alone and by a route; with `again` texts of other routes, as this one does not use the cache."""
     reader = _shared_reader(session)
     await reader.prepare()
     known = list(reader.alone) if again else []
@@ -128,57 +124,37 @@ async def _compare_route(
     return f"at most {worst:.1%} of the probability moved, {reader.allowed:.0%} allowed"
 
 
-async def probe_cached(session: CheckSession) -> str:
+async def read_cached(reader: RouteReader, text: str) -> list[list[NextToken]]:
     """A prompt that was sent before, and one whose beginning was."""
-
-    async def route(reader: RouteReader, text: str) -> list[list[NextToken]]:
-        await reader.read(text)
-        return [await reader.read(text), await reader.read(text)]
-
-    return await _compare_route(session, "cached prefixes", route)
+    await reader.read(text)
+    return [await reader.read(text), await reader.read(text)]
 
 
-async def probe_chunked(session: CheckSession) -> str:
+async def read_in_pieces(reader: RouteReader, text: str) -> list[list[NextToken]]:
     """A prompt that is read in pieces of uneven length, each beginning with the one before."""
-
-    async def route(reader: RouteReader, text: str) -> list[list[NextToken]]:
-        for part in (0.13, 0.5, 0.81):
-            await reader.read(text[: round(part * len(text))])
-        return [await reader.read(text)]
-
-    return await _compare_route(session, "prompts read in pieces", route)
+    for part in (0.13, 0.5, 0.81):
+        await reader.read(text[: round(part * len(text))])
+    return [await reader.read(text)]
 
 
-async def probe_crowd(session: CheckSession) -> str:
+async def read_in_crowd(reader: RouteReader, text: str) -> list[list[NextToken]]:
     """A prompt among others of many lengths that are read and written at the same time."""
-
-    async def route(reader: RouteReader, text: str) -> list[list[NextToken]]:
-        count = min(NEIGHBOURS, session.options.parallel - 1)
-        sizes = [round(reader.chars * (0.2 + 0.4 * number)) for number in range(count)]
-        others = [reader.read(reader.draw_text(size), fresh=True) for size in sizes]
-        return (await asyncio.gather(reader.read(text, fresh=True), *others))[:1]
-
-    return await _compare_route(session, "prompts in a crowd", route, again=True)
+    count = min(NEIGHBOURS, reader.session.options.parallel - 1)
+    sizes = [round(reader.chars * (0.2 + 0.4 * number)) for number in range(count)]
+    others = [reader.read(reader.draw_text(size), fresh=True) for size in sizes]
+    return (await asyncio.gather(reader.read(text, fresh=True), *others))[:1]
 
 
-async def probe_slots(session: CheckSession) -> str:
+async def read_in_slots(reader: RouteReader, text: str) -> list[list[NextToken]]:
     """The same prompt many times at once: in the first slot and in the last."""
-
-    async def route(reader: RouteReader, text: str) -> list[list[NextToken]]:
-        copies = [reader.read(text, fresh=True) for _ in range(min(NEIGHBOURS + 1, session.options.parallel))]
-        return list(await asyncio.gather(*copies))
-
-    return await _compare_route(session, "slots", route, again=True)
+    copies = min(NEIGHBOURS + 1, reader.session.options.parallel)
+    return list(await asyncio.gather(*(reader.read(text, fresh=True) for _ in range(copies))))
 
 
-async def probe_padded(session: CheckSession) -> str:
+async def read_beside_long(reader: RouteReader, text: str) -> list[list[NextToken]]:
     """A short prompt beside much longer ones."""
-
-    async def route(reader: RouteReader, text: str) -> list[list[NextToken]]:
-        long = [reader.read(reader.draw_text(size * reader.chars), fresh=True) for size in (1, 3)]
-        return (await asyncio.gather(reader.read(text, fresh=True), *long))[:1]
-
-    return await _compare_route(session, "short prompts beside long ones", route, part=0.25)
+    long = [reader.read(reader.draw_text(size * reader.chars), fresh=True) for size in (1, 3)]
+    return (await asyncio.gather(reader.read(text, fresh=True), *long))[:1]
 
 
 async def probe_long(session: CheckSession) -> str:
@@ -209,11 +185,11 @@ async def probe_long(session: CheckSession) -> str:
 CHECK = Check(
     name="routes",
     probes={
-        "cached": probe_cached,
-        "in pieces": probe_chunked,
-        "crowd": probe_crowd,
-        "slots": probe_slots,
-        "padded": probe_padded,
+        "cached": partial(probe_route, name="cached prefixes", route=read_cached),
+        "in pieces": partial(probe_route, name="prompts read in pieces", route=read_in_pieces),
+        "crowd": partial(probe_route, name="prompts in a crowd", route=read_in_crowd, again=True),
+        "slots": partial(probe_route, name="slots", route=read_in_slots, again=True),
+        "padded": partial(probe_route, name="short prompts beside long ones", route=read_beside_long, part=0.25),
         "long": probe_long,
     },
 )

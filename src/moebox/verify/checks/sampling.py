@@ -47,12 +47,10 @@ async def probe_temperature(session: CheckSession) -> str | ProbeWarning:
 
 
 def _differ(answers: Sequence[ChatAnswer], stream: bool) -> bool:
-    """True if the answers of one mode are not all the same."""
     return len({answer.content + answer.reasoning for answer in answers if answer.stream == stream}) > 1
 
 
 async def probe_seed(session: CheckSession) -> str | ProbeWarning:
-    """The same seed gives the same answer."""
     for question in OPEN_QUESTIONS:
         a, b = [await _ask_hot(session, question, seed=7) for _ in range(2)]
         if a.content + a.reasoning != b.content + b.reasoning:

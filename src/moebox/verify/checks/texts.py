@@ -1,6 +1,7 @@
 """Texts that must come back unchanged: characters outside ASCII, blanks and marks, in answers, arguments and JSON."""
 
 import html
+import itertools
 import json
 import re
 import unicodedata
@@ -23,23 +24,17 @@ TEXTS, EXACT = (tuple[str, ...](json.loads(_TEXTS[key])) for key in ("repeated",
 # Added to texts without such: characters of three and four bytes, which a tokenizer splits, and marks of a page.
 WIDE = "東🦜 <b> & c"
 MORE_TEXTS = 3
-JSON_MARKS = ("\n", "\\", '"', "🦜🚀")  # that a writer of JSON has to escape, or may
+JSON_MARKS = re.compile(r'[\n\\"]|🦜🚀')  # that a writer of JSON has to escape, or may
 WIDE_LETTER = re.compile("[\u0800-\U0010ffff]")
 LAYOUT = tuple(text for text in TEXTS if "\n" in text or "  " in text)  # a blank or a line end matters
 _MODES = {False: "whole", True: "streamed"}
-
-
-def _json_escapes(text: str) -> str:
-    pairs = text.encode("utf-16-be")
-    units = [int.from_bytes(pairs[at : at + 2]) for at in range(0, len(pairs), 2)]
-    return "".join(chr(unit) if unit < 128 else f"\\u{unit:04x}" for unit in units)
 
 
 # Changes that servers make and models do not: by code, by code pages, and by patterns.
 _CHANGES: dict[str, Callable[[str], str]] = {
     **{f"normalised ({form})": partial(unicodedata.normalize, form) for form in ("NFC", "NFD", "NFKC", "NFKD")},
     "everything beyond the basic plane lost": lambda text: "".join(c for c in text if ord(c) < 0x10000),
-    "JSON escapes left in the text": _json_escapes,
+    "JSON escapes left in the text": lambda text: "".join(c if c.isascii() else json.dumps(c)[1:-1] for c in text),
     "HTML entities left in the text": html.escape,
     "percent escapes left in the text": quote,
     "accents lost": lambda text: "".join(c for c in unicodedata.normalize("NFD", text) if not unicodedata.combining(c)),
@@ -97,14 +92,14 @@ async def probe_characters(session: CheckSession) -> str:
         garbled = False
         for stream, got in received.items():
             reason = garbling(text, got)
-            if not reason and text not in got and text in received.get(not stream, ""):
+            if all((not reason, text not in got, text in received.get(not stream, ""))):
                 other = f"and unchanged {_MODES[not stream]}"
                 reason = f"{text!r} came back as {got[:60]!r} {_MODES[stream]}, {other}"
             session.failures.add("unicode", reason, stream=stream)
             garbled = garbled or bool(reason)
         same = any(text in got for got in received.values())
         copied += same
-        if not (same or garbled or unread):
+        if not any((same, garbled, unread)):
             unread = f"{text!r} became {next(iter(received.values()))[:60]!r}"
     if not copied and unread:
         raise ProbeSkipped(f"model, not server: it cannot copy such text ({unread})")
@@ -169,17 +164,7 @@ async def _compare_forced(
     session: CheckSession, force: Callable[[str, bool], Awaitable[ForcedValue]], where: str
 ) -> str | ProbeWarning:
     """Texts that are the only value of their schema; judged only if the server enforces schemas at all."""
-    plain = vocabulary.invent_word(session.rng)  # a word that no server garbles shows whether schemas are enforced
-    drawn = _draw_texts(session)
-    if session.options.trials < TRIALS["thorough"]:  # what a writer of JSON has to escape, and some others
-        marked = [text for text in drawn if any(mark in text for mark in JSON_MARKS)]
-        drawn = [*marked, *[text for text in drawn if text not in marked][: MORE_TEXTS if where == "arguments" else 0]]
-    texts = [plain, *(text if WIDE_LETTER.search(text) else f"{text} {WIDE}" for text in drawn), *EXACT]
-    both = (plain, *(EXACT if where == "arguments" else ())) if session.options.trials < TRIALS["thorough"] else texts
-    requests = []
-    for number, text in enumerate(texts):  # what is streamed in arguments comes whole in JSON
-        modes = (True, False) if text in both else ((number % 2 == 0) == (where == "JSON"),)
-        requests += [(text, stream) for stream in modes]
+    requests = _choose_requests(session, where)
     kept, changed = 0, ""
     for number, (text, stream) in enumerate(requests):
         session.trial_progress = (number + 1, len(requests))
@@ -187,13 +172,29 @@ async def _compare_forced(
         garbled = "" if got.value is None else garbling(text, got.value)
         session.failures.add("unicode", garbled, stream=stream)
         kept += got.value == text
-        if got.written and got.value != text and not garbled and not changed:
+        if all((got.written, got.value != text, not garbled, not changed)):
             shown = got.written[:120] if got.value is None else got.value
             changed = f"{text!r} came as {shown!r}, although the schema allows nothing else"
         if number == 1 and not kept:
             raise ProbeSkipped(f"the server does not enforce a schema with one allowed value in {where}: not judged")
     enforced = kept >= len(requests) / 2
     return ProbeWarning(changed) if changed and enforced else f"{kept} of {len(requests)} texts kept"
+
+
+def _choose_requests(session: CheckSession, where: str) -> list[tuple[str, bool]]:
+    """Texts, and whether each is streamed."""
+    plain = vocabulary.invent_word(session.rng)  # a word that no server garbles shows whether schemas are enforced
+    drawn = _draw_texts(session)
+    if session.options.trials < TRIALS["thorough"]:  # what a writer of JSON has to escape, and some others
+        others = itertools.islice(itertools.filterfalse(JSON_MARKS.search, drawn), MORE_TEXTS * (where == "arguments"))
+        drawn = [*filter(JSON_MARKS.search, drawn), *others]
+    texts = [plain, *(text if WIDE_LETTER.search(text) else f"{text} {WIDE}" for text in drawn), *EXACT]
+    both = (plain, *(EXACT if where == "arguments" else ())) if session.options.trials < TRIALS["thorough"] else texts
+    requests: list[tuple[str, bool]] = []
+    for number, text in enumerate(texts):  # what is streamed in arguments comes whole in JSON
+        modes = (True, False) if text in both else ((number % 2 == 0) == (where == "JSON"),)
+        requests += itertools.product((text,), modes)
+    return requests
 
 
 def _read_city(answer: ChatAnswer, text: str) -> ForcedValue:

@@ -4,7 +4,7 @@ import itertools
 from functools import partial
 
 from moebox.phantom.question import ModelReply, Question
-from moebox.verify.checks.json_modes import JsonAttempt, judge_json
+from moebox.verify.checks.json_modes import judge_json
 from moebox.verify.checks.streaming import compare_modes
 from moebox.verify.completions import ChatAnswer
 from moebox.verify.session import ProbeFailed, ProbeSkipped, ProbeWarning
@@ -21,6 +21,8 @@ async def probe_separation(session: CheckSession, *, stream: bool) -> str:
         if not answer.reasoning.strip():
             if session.options.thinking == "no":
                 raise ProbeSkipped("this model is not expected to think")
+            if answer.hidden_tokens:
+                raise ProbeSkipped("reasoning is counted and not shown")
             if session.options.thinking == "yes" or session.model_thinks:
                 raise ProbeFailed("asked to think, but no reasoning came")
             cause = "the model does not think, or the reasoning parser is missing"
@@ -45,7 +47,7 @@ async def probe_separation(session: CheckSession, *, stream: bool) -> str:
 def mixed_reasoning(answer: ChatAnswer) -> str:
     """Describe how reasoning and answer are mixed up, or return ""."""
     reasoning, content = answer.reasoning.strip(), answer.content.strip()
-    if not content and not answer.calls and answer.finish_reason == "stop":
+    if all((not content, not answer.calls, answer.finish_reason == "stop")):
         return f"only reasoning came, no answer: …{reasoning[-60:]!r}"
     if len(reasoning) >= MIN_SHARED_CHARS and reasoning[:MIN_SHARED_CHARS] in content:
         return f"the reasoning is in the answer too: {content[:80]!r}"
@@ -55,7 +57,7 @@ def mixed_reasoning(answer: ChatAnswer) -> str:
 def spilled_reasoning(thinking: ModelReply, plain: ModelReply) -> str:
     """Describe reasoning at the start of an answer, found by comparing with the answer without thinking, or ""."""
     long, end = thinking.content.strip(), plain.content.strip()
-    if thinking.reasoning or not end or len(long) - len(end) < MIN_SHARED_CHARS:
+    if any((thinking.reasoning, not end, len(long) - len(end) < MIN_SHARED_CHARS)):
         return ""
     return f"reasoning is in the answer, and none apart from it: {long[:60]!r}" if long.endswith(end) else ""
 
@@ -107,7 +109,7 @@ async def probe_schema_after_thinking(session: CheckSession) -> ProbeWarning | N
         return judge_json(question, answer)
 
     for stream in (False, True):
-        attempt = JsonAttempt(session, "json_schema", judge=judge, thinking=True)
+        attempt = QuestionAttempt(session, "json_schema", judge=judge, thinking=True)
         await session.run_trials("json", attempt, 0.25, stream=stream)
     text = f"asked to think under a JSON schema, it did not in {len(thought)} of {len(thought)} answers"
     return None if any(thought) else ProbeWarning(f"{text}: the schema binds from the first token on")

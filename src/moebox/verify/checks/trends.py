@@ -14,6 +14,7 @@ from moebox.verify.checks.turns import assistant_turn, user_turn
 from moebox.verify.completions import NO_LOGPROBS, ChatAnswer
 from moebox.verify.options import TRIALS
 from moebox.verify.session import EndpointUnusable, ProbeFailed, ProbeSkipped, ProbeWarning, skip_if_rejected
+from moebox.verify.statistics import failure_mark
 from moebox.verify.trials import Check, CheckSession, judge_answer
 
 ALARM_RATE = 0.001  # false alarms on a healthy server, at most, for each dimension and run: all looks share it
@@ -24,6 +25,7 @@ STREAMS = (1, 2, 4, 8)  # as far as the run may send so many at once
 TEMPERATURES = (0.0, 0.3, 0.6, 1.0)
 CERTAIN_DRAWS = 4  # questions, to find one that the model is certain of
 SURE_NATS = 0.02  # of a whole answer: the model then gives another one in fifty at temperature 1
+REPEATS = 3  # of a wrong answer, until it differs: only a model gives the same one each time
 SUSTAINED_S, TIME_PARTS = 180.0, 4  # of load, in a thorough run
 
 
@@ -55,11 +57,14 @@ class DoseSeries:
         answer: ChatAnswer | None = None
         replies = await asyncio.gather(*(self._judge(question, more) for question in questions))
         for question, (wrong, answer) in zip(questions, replies, strict=True):
-            side: Attribution = "server"
+            side: Attribution = "model" if wrong and answer else "server"
             if wrong:
                 self.examples.setdefault(dose, f"{self.doses[dose]}: {wrong}")
-                again, other = await self._judge(question, {**more, **(repeat or {})})
-                side = "model" if again and answer and other and answer.content == other.content else "server"
+                for _ in range(REPEATS):
+                    _, other = await self._judge(question, {**more, **(repeat or {})})
+                    if getattr(other, "content", None) != getattr(answer, "content", None):
+                        side = "server"
+                        break
                 self.wrong[side][dose] += 1
             self.of[dose] += 1
             self.session.failures.add("trend", wrong, side, where=self.doses[dose])
@@ -88,7 +93,7 @@ class DoseSeries:
                 await ask_dose(dose)
             wrong = [server + model for server, model in zip(self.wrong["server"], self.wrong["model"], strict=True)]
             chance = trend_probability(list(zip(wrong, self.of, strict=True)))
-            if chance <= limit or not self.examples or self.session.seconds_left <= 0:
+            if any((chance <= limit, not self.examples, self.session.seconds_left <= 0)):
                 break
         if 2 * wrong[0] > self.of[0]:
             whose = "" if self.wrong["server"][0] else "model, not server: "
@@ -97,8 +102,9 @@ class DoseSeries:
         text = "right " + ", ".join(f"{of - bad} of {of} at {name}" for name, bad, of in parts)
         if len(parts) < 2:
             raise ProbeSkipped(f"one dose shows no trend: {text}")
-        example = next(iter(self.examples.values()), "")
-        if trend_probability(list(zip(self.wrong["server"], self.of, strict=True))) <= limit:
+        example, servers = next(iter(self.examples.values()), ""), self.wrong["server"]
+        surely = chance <= limit and failure_mark("trend", sum(servers), sum(self.of)) == "fail"
+        if surely or trend_probability(list(zip(servers, self.of, strict=True))) <= limit:
             raise ProbeFailed(f"accuracy falls: {text} (p = {chance:.1g}); {example}")
         if chance <= limit:
             cause = "the model's own limit, or damage that is the same each time"

@@ -57,7 +57,6 @@ async def _require_vision(session: CheckSession) -> None:
 
 
 def _draw_picture(session: CheckSession) -> tuple[Picture, str, tuple[str, ...]]:
-    """A random picture, a question about it, and the right answers."""
     kind = session.rng.choice(("word", "count", "colour"))
     if kind == "word":
         text = "".join(session.rng.sample(tuple(FONT), 4))
@@ -89,7 +88,6 @@ def _draw_square(picture: Picture, left: int, top: int, size: int) -> None:
 
 
 def _picture_turn(picture: Picture, question: str) -> dict[str, object]:
-    """A user's turn with the picture as the data URL of a PNG file."""
     raw = b"".join(b"\0" + bytes(part for pixel in row for part in pixel) for row in picture)
     header = struct.pack(">IIBBBBB", len(picture[0]), len(picture), 8, 2, 0, 0, 0)
     png = b"\x89PNG\r\n\x1a\n"
