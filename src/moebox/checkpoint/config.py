@@ -64,7 +64,6 @@ def model_from_config(config: Any, *, name: str, where: str) -> Model:
 
 
 def _require_generator(architecture: str, where: str) -> None:
-    """Raise Unsupported if the architecture's name is that of a draft or of a model that generates no text."""
     for pattern, kind, hint in catalogue.load_table("weights")["unservable"]:
         if re.search(pattern, architecture):
             raise Unsupported(f"{where}: {architecture} is {kind}", hint=hint)
@@ -99,7 +98,6 @@ def _vision_parameters(config: dict[str, Any], where: str) -> int:
     size = {part: fields.integer(*each, default=0, least=1) for part, each in names.items()}
     hidden, merged = size["hidden"], size["hidden"] * max(size["merge"], 2) ** 2
     block = 4 * hidden * (hidden + 2) + 2 * hidden * size["mlp"] + hidden + size["mlp"]
-    positions = size["positions"] or size["height"] * size["width"]
-    patches = 3 * size["patch"] ** 2 * max(size["frames"], 1)
-    projector = merged * (merged + 1 + size["out"]) + size["out"] if hidden else 0
-    return size["layers"] * block + hidden * (positions + patches + 3) + projector
+    rows = (size["positions"] or size["height"] * size["width"]) + 3 * size["patch"] ** 2 * max(size["frames"], 1)
+    projector = (merged * (merged + 1 + size["out"]) + size["out"]) * bool(hidden)
+    return size["layers"] * block + hidden * (rows + 3) + projector

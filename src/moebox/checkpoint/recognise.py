@@ -53,7 +53,6 @@ def recognise_model(model: Model, hints: WeightHints) -> tuple[Model, str]:
 
 
 def _engine_support(model: Model) -> str:
-    """State which engines have an architecture that moebox reads by the names of fields."""
     name = model.architecture
     listed = [each.title for each in registry.all_traits() if name in engine_architectures(each.name)]
     if not listed and not architecture_support(model):

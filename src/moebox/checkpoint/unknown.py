@@ -213,10 +213,7 @@ def _experts(fields: LooseFields) -> Moe | None:
 
 
 def _shared_experts(fields: LooseFields) -> tuple[int, int]:
-    """Number of shared experts, and their width if it is not that of a routed one.
-
-    No field names Llama 4's shared expert, nor the dense network that Gemma 4 has beside the experts.
-    """
+    """Number and width of shared experts; no field names those of Llama 4 and the dense network of Gemma 4."""
     if fields.is_true("enable_moe_block"):
         return 1, fields.integer("intermediate_size", default=0)
     width = fields.integer("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", default=0)
@@ -225,7 +222,7 @@ def _shared_experts(fields: LooseFields) -> tuple[int, int]:
 
 
 def _network_matrices(fields: LooseFields) -> int:
-    """Matrices of a feed-forward network: a squared ReLU has no gate."""
+    # a squared ReLU has no gate
     return 2 if loose.get_text(fields.whole, "mlp_hidden_act", "hidden_act") == "relu2" else 3
 
 

@@ -72,11 +72,9 @@ class HubListing:
 
 
 def strip_address(name: str) -> str:
-    """Return ORG/REPO[@REVISION] of a page of the Hub. Raise BadInput for datasets and spaces."""
     plain = re.sub(r"^(https?://)?(www\.)?(huggingface\.co|hf\.co)/", "", name).rstrip("/")
     refuse_if(plain.startswith(("datasets/", "spaces/")), f"{name}: is a dataset or a space of the Hub, not a model")
-    plain = re.sub(r"/(tree|blob|resolve)/main(/.*)?$", "", plain)
-    return re.sub(r"/(?:tree|blob|resolve)/([^/]+)(/.*)?$", r"@\1", plain)
+    return re.sub(r"/(tree|blob|resolve)/main(/.*)?$", "", plain)
 
 
 def parse_repo_name(name: str) -> tuple[str, str] | None:

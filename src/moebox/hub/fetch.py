@@ -66,9 +66,8 @@ def select_files(listing: HubListing, *, gguf: str = "", with_code: bool = False
         return tuple(file for file in found if file)
     index = listing.find(INDEX)
     shards = {file.path for file in listing.files}
-    if index is None:
-        shards = set(weight_files(shards, listing.repo))
-    else:
+    shards = shards if index else set(weight_files(shards, listing.repo))
+    if index:
         document = codec.parse_json(read_whole_file(listing, index).decode(errors="replace"), where=INDEX)
         weight_map = loose.get_object(document, "weight_map")
         refuse_if(not weight_map, f"{listing.repo}: {INDEX} has no weight_map")

@@ -148,8 +148,7 @@ def _window_pages(recipe: Recipe, page: float, layers: float, window: int, token
 
 def _kept_states(recipe: Recipe, kind: LayerKind) -> int:
     """Count states of a layer: two with prefix caching, the default since 0.28; one of the prefill since 0.32."""
-    # mamba_mixer2.py:1107 and models/glm5next/common/kda.py:174: Mamba 2 and Kimi's linear attention
-    version = recipe.engine_version or "0.32"
+    version = recipe.engine_version or "0.32"  # mamba_mixer2.py:1107, glm5next/common/kda.py:174
     if in_versions(version, "<0.28") or recipe.flags.get("no-enable-prefix-caching"):
         return 1
     exports = isinstance(kind, Mamba) or (isinstance(kind, Linear) and kind.channel_decay)
