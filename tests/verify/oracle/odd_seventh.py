@@ -5,7 +5,7 @@ import hashlib
 import re
 from typing import Any
 
-from moebox.phantom.question import ModelReply, ToolCall
+from moebox.phantom.question import ToolCall
 
 from . import chat
 from .bend import Body, calls, error
@@ -40,11 +40,6 @@ def default_system(body: Body) -> None:
     """The template's own system message, unless the conversation begins with one."""
     if body["messages"][0]["role"] not in ("system", "developer"):
         body["messages"].insert(0, {"role": "system", "content": DEFAULT_SYSTEM})
-
-
-def first_call(reply: ModelReply, body: Body) -> ModelReply:
-    """The template knows one call in an answer, as Llama's does."""
-    return dataclasses.replace(reply, calls=reply.calls[:1])
 
 
 def nine_letters(call: ToolCall) -> ToolCall:
@@ -133,7 +128,6 @@ ODD_SEVENTH: dict[str, Fault] = {
     ),
     "stream-options-refused": Fault(gate=refuses("stream_options")),
     "default-system-prompt": Fault(request=request(default_system)),
-    "one-call-at-a-time": Fault(reply=first_call),
     "responses-least-sixteen": Fault(response_request=least_sixteen),
     "foreign-call-ids-refused": Fault(
         gate=refusing(has_foreign_id, 400, "Tool call id must be a-z, A-Z, 0-9, with a length of 9"),

@@ -9,7 +9,6 @@ from typing import Any
 from moebox.core import registry
 from moebox.core.verdict import Score
 from moebox.phantom.question import Question
-from moebox.verify.causes import parse_chat
 from moebox.verify.checks.json_modes import schema_violation
 from moebox.verify.checks.silence import probe_silence
 from moebox.verify.checks.streaming import compare_modes
@@ -85,18 +84,7 @@ async def probe_parallel_calls(session: CheckSession) -> Score:
     body = session.chat_request(question.messages, tools=tools, max_tokens=8, parallel_tool_calls=True)
     accepted = (await session.post_chat(body)).status not in REJECTED_STATUSES
     setting = {"parallel_tool_calls": True if accepted else None}
-    attempt, right = call_attempt(session, "tool_parallel", **setting), []
-
-    async def attempt_all(stream: bool) -> TrialOutcome:
-        outcome = await attempt(stream)
-        right.append(not outcome.reason)
-        single = [len(parse_chat(exchange).calls) == 1 for exchange in session.exchanges[-3:]]  # with both repetitions
-        if all((outcome.attributed_to == "model", *single, not any(right))):
-            text = "each answer had one call though several were wanted: the model's limit, or the others are lost"
-            raise ProbeSkipped(text, "tools")
-        return outcome
-
-    score = await session.run_both_modes("tool-call", attempt_all, 0.38)
+    score = await session.run_both_modes("tool-call", call_attempt(session, "tool_parallel", **setting), 0.38)
 
     async def attempt_both(stream: bool) -> TrialOutcome:
         """A call without arguments before another: parsers forget which one they are at."""
