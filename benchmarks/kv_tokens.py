@@ -23,7 +23,7 @@ from moebox.core import catalogue
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint
-from moebox.core.recipe import Recipe
+from moebox.core.recipe import Flag, Recipe
 from moebox.engines import memory_budget
 from moebox.engines.events import engine_patterns, match_line
 
@@ -173,7 +173,12 @@ def cut_config(cut: CutModel) -> dict[str, Any]:
 def planned_tokens(config: dict[str, Any]) -> int:
     """Return what the plan says for this config and memory, with the settings of the boot."""
     model = replace(model_from_config(config, name="cut", where="config.json"), vision=0)
-    flags = {"kv-cache-memory-bytes": POOL, "no-async-scheduling": True, "block-size": 32, "enforce-eager": True}
+    flags: dict[str, Flag] = {
+        "kv-cache-memory-bytes": POOL,
+        "no-async-scheduling": True,
+        "block-size": 32,
+        "enforce-eager": True,
+    }
     recipe = Recipe(
         name="cut",
         engine="vllm",

@@ -134,7 +134,7 @@ def forecast(
     deployment = deployment.with_default_context()
     memory, speed = memory_budget(deployment), Speed.for_deployment(deployment)
     if workloads:
-        rules = scheduler_rules(deployment.recipe, memory.kv_tokens, speed, memory.sequence_tokens)
+        rules = scheduler_rules(deployment.recipe, memory.kv_tokens, speed, memory)
         return serving_rows(speed, rules, workloads, cache_tiers(deployment, deployment.recipe.tiers))
     lengths = tuple(contexts) or sizes_up_to(deployment.recipe.context, CONTEXTS)
     return decode_rows(speed, lengths, streams or STREAMS, memory, deployment.recipe)

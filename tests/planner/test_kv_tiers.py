@@ -41,7 +41,7 @@ def agents(
 ) -> tuple[Speed, SchedulerRules, SimulatedWorkload]:
     """Speed, rules with a cache of 200,000 tokens, and conversations of agents."""
     speed, memory = Speed.for_deployment(deployment), engines.memory_budget(deployment)
-    rules = scheduler_rules(deployment.recipe, 200_000, speed, memory.sequence_tokens)
+    rules = scheduler_rules(deployment.recipe, 200_000, speed, memory)
     work = replace(find_workload_file("agents"), concurrency=(streams,), requests=streams * 36)
     return speed, rules, replace(simulated_workloads(work)[0], **more)
 

@@ -12,7 +12,6 @@ from moebox.cli import main
 from moebox.core.endpoint import Endpoint, endpoint_from_url
 from moebox.core.recipe import KvTiers
 from moebox.core.verdict import Probe
-from moebox.engines.kv_store import store_folder
 from moebox.flows.switch import start_detached
 from moebox.phantom.question import Question
 from moebox.phantom.text_questions import haystack_questions
@@ -106,9 +105,9 @@ def test_llama_cpp_restores_saved_slots_and_damaged_files_show(tmp_path: Path):
     rng = random.Random(4)
     base = haystack_questions(rng, chars=500, depths=(0.4, 0.8))
     conversations = [with_new_codes(rng, base) for _ in range(COUNT)]
-    recipe = phantom_recipe(context=640, kv_tiers=KvTiers(disk_gib=0.01, folder=str(tmp_path / "kv")))
-    folder = Path(store_folder(deploy(recipe)))
+    recipe = phantom_recipe(context=640, kv_tiers=KvTiers(disk_gib=1, folder=str(tmp_path / "kv")))
     with session.engine_session(deploy(recipe), Run.create("embedded", runs=tmp_path)) as live:
+        (folder,) = (tmp_path / "kv").iterdir()
         for number, questions in enumerate(conversations):
             assert ask_code(live.endpoint, questions[0])[0]
             ask_slot(live.endpoint, "save", number)

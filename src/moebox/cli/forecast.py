@@ -200,7 +200,7 @@ def forecast(
         found = with_context_warning(found, max((*contexts, *prompts), default=0))
     rows, tiers = _forecast_rows(mode, found, work, prompts if mode == "prefill" else contexts, streams), []
     if mode == "serving" and work.workload.turns > 1:
-        rules = scheduler_rules(found.recipe, found.memory.kv_tokens, found.speed, found.memory.sequence_tokens)
+        rules = scheduler_rules(found.recipe, found.memory.kv_tokens, found.speed, found.memory)
         tiers = rows_of.tier_rows(found.deployment, found.memory, found.speed, rules, simulated_workloads(work)[-1])
     print_result(
         json,
@@ -286,7 +286,7 @@ def _forecast_rows(
         tokens = tuple(lengths or sizes_up_to(limit, HYBRID_CONTEXTS))
         return rows_of.stream_rows(speed, tokens, min(max(4096, speed.chunk_tokens), limit))
     refuse_without_cache(memory.kv_tokens)
-    rules = scheduler_rules(target.recipe, memory.kv_tokens, speed, memory.sequence_tokens)
+    rules = scheduler_rules(target.recipe, memory.kv_tokens, speed, memory)
     tiers = cache_tiers(target.deployment, target.recipe.tiers)
     return rows_of.serving_rows(speed, rules, simulated_workloads(work), tiers)
 

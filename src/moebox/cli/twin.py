@@ -107,7 +107,7 @@ async def serve_twin(
     from moebox.twin.engine import TwinEngine
 
     recipe, speed = target.recipe, target.speed
-    rules = scheduler_rules(recipe, kv_tokens, speed, target.memory.sequence_tokens)
+    rules = scheduler_rules(recipe, kv_tokens, speed, target.memory)
     tiers = None if recipe.prefix_caching is False else cache_tiers(target.deployment, recipe.tiers)
     engine = TwinEngine(speed, rules, tiers, faster=faster)
     app = build_app(engine, model=recipe.served_name, context=recipe.context, title=title, key=key)

@@ -37,11 +37,12 @@ class Memory:
     fits: bool
     shortfall: int = 0  # bytes missing on the worst device
     sequence_tokens: int = 0  # room, in tokens, of what each sequence keeps besides its context: states and windows
+    counted_tokens: int = 0  # the same with steps in flight, as `kv_tokens` counts each sequence
     lines: tuple["ArithmeticLine", ...] = ()
 
     def pool_tokens(self, context: int) -> int:
         """Room for contexts and `sequence_tokens` together, if `kv_tokens` counts sequences of `context`."""
-        return self.kv_tokens * (context + self.sequence_tokens) // max(context, 1)
+        return self.kv_tokens * (context + self.counted_tokens) // max(context, 1)
 
     def held_sequences(self, length: int, context: int) -> int:
         """Sequences of `length` tokens that the cache holds."""

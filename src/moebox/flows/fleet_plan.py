@@ -99,7 +99,7 @@ def _make_candidate(deployment: Deployment, memory: Memory) -> FleetCandidate:
     if memory.kv_tokens < 1:
         raise BadInput(f"{recipe.name} on {box.name} leaves no room for a cache", hint="`moebox plan` shows the memory")
     speed = Speed.for_deployment(deployment)
-    rules = scheduler_rules(recipe, memory.kv_tokens, speed, memory.sequence_tokens)
+    rules = scheduler_rules(recipe, memory.kv_tokens, speed, memory)
     return FleetCandidate(box=box, recipe=recipe, model=BoxModel(name=box.name, speed=speed, rules=rules))
 
 

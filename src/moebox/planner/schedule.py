@@ -62,12 +62,13 @@ class SchedulerRules:
     reserves_output: bool  # SGLang: admission counts part of the outputs to come
     schedules_ahead: bool = False  # a step is prepared while the previous one runs: new arrivals wait for the next
     sequence_tokens: int = 0  # room, in tokens, that each sequence takes besides its context
+    counted_tokens: int = 0  # the same with steps in flight, as `kv_tokens` counts each sequence
     shares_blocks: bool = False  # a prefix that several sequences have is kept once
 
     @property
     def pool_tokens(self) -> int:
         """Room for contexts and `sequence_tokens` together; `kv_tokens` counts sequences of `context`."""
-        return self.kv_tokens * (self.context + self.sequence_tokens) // max(self.context, 1)
+        return self.kv_tokens * (self.context + self.counted_tokens) // max(self.context, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from moebox.core import registry
+from moebox.core.plan import Memory
 from moebox.core.recipe import Recipe
 from moebox.core.workload_file import WorkloadFile
 from moebox.engines.engine import load_engine
@@ -195,13 +196,14 @@ class SimulationResult:
         return (self.input_tokens + self.output_tokens) / self.duration_s if self.duration_s else 0.0
 
 
-def scheduler_rules(recipe: Recipe, kv_tokens: int, speed: Speed, sequence_tokens: int = 0) -> SchedulerRules:
+def scheduler_rules(recipe: Recipe, kv_tokens: int, speed: Speed, memory: Memory | None = None) -> SchedulerRules:
     """Return how the recipe's engine schedules; `speed` knows the GPUs, on which its defaults depend."""
     engine, step = load_engine(recipe.engine), speed.gpu_step
     in_turn = step is not None and step.overhead is not None  # versions that prepare a step after the previous one
     return SchedulerRules(
         kv_tokens=kv_tokens,
-        sequence_tokens=sequence_tokens,
+        sequence_tokens=memory.sequence_tokens if memory else 0,
+        counted_tokens=memory.counted_tokens if memory else 0,
         context=recipe.context,
         max_seqs=recipe.max_seqs or engine.default_max_seqs,
         step_tokens=speed.chunk_tokens,

@@ -76,7 +76,7 @@ def forecast_load(load: LoadResult, speed: Speed, recipe: Recipe, memory: Memory
     is_queued = memory.held_sequences(work.input + work.output, recipe.context) < concurrency
     if concurrency > MAX_REQUESTS or (is_queued and work.requests * work.output > MAX_QUEUED_TOKENS):
         return None
-    result = simulate(speed, scheduler_rules(recipe, memory.kv_tokens, speed, memory.sequence_tokens), work)
+    result = simulate(speed, scheduler_rules(recipe, memory.kv_tokens, speed, memory), work)
     low, high = serving_range(result, speed)
     as_requested = (work.input, work.output) == (load.input_tokens, load.output_tokens)
     return ForecastRow(

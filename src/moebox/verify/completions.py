@@ -302,7 +302,7 @@ class _ChatStream:
         content, reasoning, role = text_of(delta.get("content")), reasoning_text(delta), delta.get("role")
         self.violations.check_surrogates(content, "a piece of content")
         calls = objects_of(delta.get("tool_calls"))
-        has_content = any((content, reasoning, calls))
+        has_content = bool(content or reasoning or calls)
         if role is not None and role != "":
             self.violations.require(role == "assistant", lambda: f"a role is {shorten(role)}, not 'assistant'")
             self.roles += 1

@@ -175,7 +175,7 @@ class ServerSession:
             await self._raise_if_not_offered(request)
         answer = self.read_answer(exchange, stream=bool(request.get("stream")), allow_marks=allow_marks)
         only_thought = answer.finish_reason == "length" and not (answer.content or answer.is_empty)
-        if only_thought and not any((exact, self.always_thinks, more.get("thinking"))):
+        if only_thought and not (exact or self.always_thinks or more.get("thinking")):
             self.always_thinks = True
             return await self.chat(messages, allow_marks=allow_marks, **more)
         return answer

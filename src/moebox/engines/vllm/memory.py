@@ -70,7 +70,9 @@ def memory_budget(deployment: Deployment) -> Memory:
     memory, pages = budget_over_ranks(deployment, ranks), ranks.needs[0].pages if ranks.needs else None
     if pages is None:
         return memory
-    return replace(memory, sequence_tokens=pages.sequence_tokens * deployment.recipe.parallel.dcp)
+    dcp, block = deployment.recipe.parallel.dcp, pages.block_tokens / pages.context_blocks
+    kept, counted = (round(blocks * block) * dcp for blocks in (pages.decoding_blocks, pages.sequence_blocks))
+    return replace(memory, sequence_tokens=kept, counted_tokens=counted)
 
 
 class VllmRanks:

@@ -36,11 +36,6 @@ class CachePages:
     def request_blocks(self, length: int) -> float:
         return math.ceil(length / self.block_tokens) * self.context_blocks + self.sequence_blocks
 
-    @property
-    def sequence_tokens(self) -> int:
-        """Tokens of context that take as much room as the fixed part of a sequence that decodes."""
-        return round(self.decoding_blocks / self.context_blocks * self.block_tokens)
-
 
 @dataclass(frozen=True, slots=True)
 class FixedPages:

@@ -120,7 +120,7 @@ class _Conversation:
             self.prompt_tokens = count
         if self.thinking and answer.reasoning:
             session.failures.add("reasoning", mixed_reasoning(answer), stream=stream)
-        if all((not self.thinking, session.model_thinks, not reason_thinking_stays_on(session))):
+        if not self.thinking and session.model_thinks and not reason_thinking_stays_on(session):
             reason = "thinking is off, yet reasoning came with tools on offer"
             session.failures.expect("reasoning", not answer.reasoning.strip(), reason, stream=stream)
         return answer

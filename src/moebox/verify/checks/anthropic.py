@@ -221,7 +221,7 @@ async def probe_limits(session: CheckSession) -> None:
         past = "12" in stopped.content or "13" in stopped.content
         reason = f"went on past stop_sequences: {stopped.content[-40:]!r}"
         session.failures.expect("limits", not past, reason, stream=stream)
-        named = any((past, not stopped.content, stopped.finish_reason == "stop_sequence"))
+        named = past or not stopped.content or stopped.finish_reason == "stop_sequence"
         reason = f"stop_reason {stopped.finish_reason!r} at a stop sequence"
         session.failures.expect("reply-style", named, reason, stream=stream)
         cut = await send_message(session, request | {"max_tokens": FEW_TOKENS})

@@ -90,7 +90,7 @@ class CombinationRequest:
             return f"{answer.leaked_mark} leaked into the answer", False
         if thinks and session.model_thinks and (mixed := mixed_reasoning(answer)):
             return mixed, False
-        if all((not thinks, session.model_thinks, not session.always_thinks, answer.reasoning.strip())):
+        if not thinks and session.model_thinks and not session.always_thinks and answer.reasoning.strip():
             return "thinking is off, yet reasoning came", False
         # A server that never gave any is the business of the check of sampling
         asked = (session.gives_logprobs, row["logprobs"] == "logprobs", answer.content, not answer.calls)

@@ -102,7 +102,7 @@ async def _compare_after_disconnect(
     answer = await session.ask_question(question, stream=stream)
     content = answer.content.strip()
     changed = content != first
-    if all((changed, content not in first, first not in content)):  # a model that varies does not repeat the first
+    if changed and content not in first and first not in content:  # a model that varies does not repeat the first
         changed = (await session.ask_question(question, stream=stream)).content.strip() == first
     reason = judge_answer(question, answer) or (f"{content[:60]!r}; before that: {first[:40]!r}" if changed else "")
     side: Attribution = "model" if content == first else "server"

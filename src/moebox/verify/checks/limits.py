@@ -82,7 +82,7 @@ async def probe_cut_thoughts(session: CheckSession) -> Score:
         limits = {"max_tokens": FEW_TOKENS, "exact": True, "allow_marks": True}
         cut = await session.ask_question(question, stream=stream, **limits)
         content = cut.content.strip()
-        spilled = all((content, not cut.reasoning, reasoning.startswith(content)))
+        spilled = content and not cut.reasoning and reasoning.startswith(content)
         return pass_if(not spilled, f"max_tokens cut the reasoning, and it came as the answer: {content!r}")
 
     return await session.run_both_modes("reasoning", attempt, 0.13, 1)

@@ -92,14 +92,14 @@ async def probe_characters(session: CheckSession) -> str:
         garbled = False
         for stream, got in received.items():
             reason = garbling(text, got)
-            if all((not reason, text not in got, text in received.get(not stream, ""))):
+            if not reason and text not in got and text in received.get(not stream, ""):
                 other = f"and unchanged {_MODES[not stream]}"
                 reason = f"{text!r} came back as {got[:60]!r} {_MODES[stream]}, {other}"
             session.failures.add("unicode", reason, stream=stream)
             garbled = garbled or bool(reason)
         same = any(text in got for got in received.values())
         copied += same
-        if not any((same, garbled, unread)):
+        if not (same or garbled or unread):
             unread = f"{text!r} became {next(iter(received.values()))[:60]!r}"
     if not copied and unread:
         raise ProbeSkipped(f"model, not server: it cannot copy such text ({unread})")
@@ -172,7 +172,7 @@ async def _compare_forced(
         garbled = "" if got.value is None else garbling(text, got.value)
         session.failures.add("unicode", garbled, stream=stream)
         kept += got.value == text
-        if all((got.written, got.value != text, not garbled, not changed)):
+        if got.written and got.value != text and not garbled and not changed:
             shown = got.written[:120] if got.value is None else got.value
             changed = f"{text!r} came as {shown!r}, although the schema allows nothing else"
         if number == 1 and not kept:

@@ -47,7 +47,7 @@ async def probe_separation(session: CheckSession, *, stream: bool) -> str:
 def mixed_reasoning(answer: ChatAnswer) -> str:
     """Describe how reasoning and answer are mixed up, or return ""."""
     reasoning, content = answer.reasoning.strip(), answer.content.strip()
-    if all((not content, not answer.calls, answer.finish_reason == "stop")):
+    if not content and not answer.calls and answer.finish_reason == "stop":
         return f"only reasoning came, no answer: …{reasoning[-60:]!r}"
     if len(reasoning) >= MIN_SHARED_CHARS and reasoning[:MIN_SHARED_CHARS] in content:
         return f"the reasoning is in the answer too: {content[:80]!r}"
@@ -57,7 +57,7 @@ def mixed_reasoning(answer: ChatAnswer) -> str:
 def spilled_reasoning(thinking: ModelReply, plain: ModelReply) -> str:
     """Describe reasoning at the start of an answer, found by comparing with the answer without thinking, or ""."""
     long, end = thinking.content.strip(), plain.content.strip()
-    if any((thinking.reasoning, not end, len(long) - len(end) < MIN_SHARED_CHARS)):
+    if thinking.reasoning or not end or len(long) - len(end) < MIN_SHARED_CHARS:
         return ""
     return f"reasoning is in the answer, and none apart from it: {long[:60]!r}" if long.endswith(end) else ""
 

@@ -93,7 +93,7 @@ class DoseSeries:
                 await ask_dose(dose)
             wrong = [server + model for server, model in zip(self.wrong["server"], self.wrong["model"], strict=True)]
             chance = trend_probability(list(zip(wrong, self.of, strict=True)))
-            if any((chance <= limit, not self.examples, self.session.seconds_left <= 0)):
+            if chance <= limit or not self.examples or self.session.seconds_left <= 0:
                 break
         if 2 * wrong[0] > self.of[0]:
             whose = "" if self.wrong["server"][0] else "model, not server: "
