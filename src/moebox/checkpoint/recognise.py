@@ -63,13 +63,12 @@ def _engine_support(model: Model) -> str:
 def has_same_shape(model: Model, known: Model) -> bool:
     """True if two models have the same architecture and sizes.
 
-    Under another name of the architecture the vision tower may be missing: GGUF leaves it out, and some models are
-    published with it and without (MiniMax M3).
+    Some models are in the catalogue without their vision tower (MiniMax M3), and GGUF leaves it out.
     """
     if known.architecture == model.architecture:
         if model.assumed:  # the sizes that need no knowledge of the architecture
             return _sizes(model)[:3] == _sizes(known)[:3] and _sizes(model)[5:] == _sizes(known)[5:]
-        return bool(model.vision) == bool(known.vision) and _sizes(model) == _sizes(known)
+        return bool(model.vision) >= bool(known.vision) and _sizes(model) == _sizes(known)
     support = architecture_support(model)
     other_names = GGUF_NAMES.get(model.architecture, support.names if support else ())
     return known.architecture in other_names and _sizes(model) == _sizes(known)

@@ -12,6 +12,8 @@ NOT_VERIFIED = "not verified by checks"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeedCell:
+    """One load of a run."""
+
     concurrency: float | None = None
     input_tokens: float | None = None
     output_tokens: float | None = None
