@@ -37,6 +37,9 @@ def usual_figures(rng: random.Random) -> Figures:
         "unread_bytes": rng.choice((0.0, 2048.0)),
         "clients": 5.0,
         "top_client_share": rng.uniform(0.2, 0.5),
+        "users": 3.0,
+        "top_user_share": rng.uniform(0.3, 0.75),
+        "first_byte": rng.uniform(0.2, 0.9),
         "tpot": rng.uniform(0.012, 0.02),
     }
     if rng.random() < 0.7:  # requests that ended
@@ -54,7 +57,7 @@ def watch_series(fault: Callable[[Figures], Figures] | None, seed: int, minutes:
         if fault and at >= 600:
             figures = fault(figures)
             answered = bool(figures)
-        watcher.add_look(MetricsLook(at=at, answered=answered, figures=figures, client="10.0.0.7"))
+        watcher.add_look(MetricsLook(at=at, answered=answered, figures=figures, client="10.0.0.7", user="anna"))
         at += EVERY_S
     return watcher
 
@@ -71,6 +74,7 @@ FAULTS: dict[str, Callable[[Figures], Figures]] = {
     "unread": lambda seen: {**seen, "unread_bytes": 2.5e6},
     "crowding": lambda seen: seen | ({"ttft": 9.0, "prompt_length": 60_000.0} if "ttft" in seen else {}),
     "one client": lambda seen: {**seen, "waiting": 5.0, "top_client_share": 0.93},
+    "one user": lambda seen: {**seen, "top_user_share": 0.95, "first_byte": 4.0},
     "slower": lambda seen: {**seen, "tpot": 0.08, "running": 6.0, "kv_use": 0.4},
 }
 
@@ -85,6 +89,7 @@ def test_a_fault_is_named_with_evidence_and_command(name: str, seed: int):
     assert len({alert.name for alert in alerts}) <= 2
     text = next(alert.text for alert in alerts if alert.name == name)
     assert name == "gone" or ("change: " in text and "`" in text)
+    assert ("user anna" in text) is (name == "one user")
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.siege) for seed in range(1, 5))])

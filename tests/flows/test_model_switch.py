@@ -32,6 +32,7 @@ from moebox.fleet.routers import RouterMember, router_start
 from moebox.flows import model_proxy, model_switch
 from moebox.flows.model_proxy import ModelProxy, UserUsage
 from moebox.flows.model_switch import ModelBusy, ModelSlot, ModelSwitch, plan_models, sleep_deployment
+from moebox.flows.watch import user_figures
 from moebox.store import Run
 
 URL = "/v1/chat/completions"
@@ -322,12 +323,12 @@ def test_a_model_that_comes_as_the_wait_ends_is_used(tmp_path: Path):
 def test_users_have_keys_limits_and_a_bill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """Tokens by key from the engine's own counts, the price by time, and traces without any text."""
+    """Tokens by key from the engine's own counts, the price by time, metrics by user, and traces without any text."""
     monkeypatch.setenv("ANNA", "key-of-anna")
     monkeypatch.setenv("BERT", "key-of-bert")
     users = {"anna": KeyLimits(key_env="ANNA", tokens_per_minute=60), "bert": KeyLimits(key_env="BERT")}
 
-    async def run() -> tuple[list[httpx2.Response], Run]:
+    async def run() -> tuple[list[httpx2.Response], httpx2.Response, Run]:
         switch = make_switch(tmp_path, users=users, prices={"hour": 3600.0}, keep_traces=True)
         async with serve(ModelProxy(switch)) as client:
             body = {"model": "a", "messages": [{"role": "user", "content": "a secret plan"}]}
@@ -335,9 +336,12 @@ def test_users_have_keys_limits_and_a_bill(
             for key, stream in (("anna", False), ("anna", True), ("anna", False), ("bert", False), ("eve", False)):
                 headers = {"authorization": f"Bearer key-of-{key}"}
                 replies.append(await client.post(URL, json={**body, "stream": stream}, headers=headers))
-        return replies, switch.run
+            assert (await client.get("/metrics")).status_code == 401
+            metrics = await client.get("/metrics", headers={"x-api-key": "key-of-bert"})
+        return replies, metrics, switch.run
 
-    replies, run_folder = asyncio.run(run())
+    replies, metrics, run_folder = asyncio.run(run())
+    figures, top = user_figures(metrics.text)
     rows = {row["user"]: row for row in json.loads((run_folder.path / "usage.json").read_text())}
     traces = (run_folder.path / "traces.jsonl").read_text()
 
@@ -346,6 +350,9 @@ def test_users_have_keys_limits_and_a_bill(
     assert (rows["anna"]["prompt_tokens"], rows["anna"]["output_tokens"], rows["anna"]["cached_tokens"]) == (60, 14, 20)
     assert (rows["anna"]["requests"], rows["anna"]["refused"], rows["bert"]["requests"]) == (2, 1, 1)
     assert rows["anna"]["money"] > 0
+    assert (top, figures["users"], figures["top_user_share"]) == ("anna", 2, pytest.approx(74 / 111))
+    assert figures["first_byte"] > 0
+    assert "key-of" not in metrics.text
     assert main(["--runs", str(tmp_path), "runs", "show", run_folder.id]) == 0
     assert "anna" in capsys.readouterr().out
     assert "secret" not in traces

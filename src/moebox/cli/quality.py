@@ -43,9 +43,11 @@ def quality(
     from moebox.files import write_atomic
     from moebox.quality.reference import read_reference
     from moebox.quality.texts import read_user_text
+    from moebox.store import Run
 
     check_writable(save)
-    references = [read_reference(_reference_path(name)) for name in reference or ()]
+    paths = [Path(name) for name in reference or ()]  # a file, or the name of a run
+    references = [read_reference(each if each.exists() or each.suffix else Run.open(str(each)).path) for each in paths]
     own_text = read_user_text(text) if text else None
     endpoint = find_endpoint(target, model=model, key_env=key_env)
     run = create_run("quality", endpoint)
@@ -62,14 +64,6 @@ def quality(
     document = {**codec.to_document(result), "run": str(run.path), "saved": str(save or "")}
     print_result(json, document, lambda: _print_result(result, run.path, save))
     return exit_code(not (result.judged and result.judged.different))
-
-
-def _reference_path(name: str) -> Path:
-    """A reference file, or the folder of a run."""
-    from moebox.store import Run
-
-    path = Path(name)
-    return path if path.exists() or path.suffix else Run.open(name).path
 
 
 def _print_result(result: "QualityResult", folder: Path, save: Path | None) -> None:

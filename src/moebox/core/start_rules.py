@@ -196,15 +196,11 @@ def _layer_refusals(rules: ReleaseRules, setup: Setup) -> Iterator[StartRefusal]
     elif row and named and named not in row["order"]:
         yield rules.refusal(f"{named} does not take this model with {cache}; these do: {', '.join(row['order'])}", row)
     elif row:
-        yield from _divided_cache_refusals(rules, setup, named or row["order"][0])
-
-
-def _divided_cache_refusals(rules: ReleaseRules, setup: Setup, backend: str) -> Iterator[StartRefusal]:
-    """Decode context parallelism with a backend that does not return the sums it needs."""
-    declared = rules.first("attention_backend", gpus=setup.gpu, name=backend)
-    if setup.recipe.parallel.dcp > 1 and declared and not declared.get("lse"):
-        text = f"{backend} cannot divide a request's cache over ranks (decode context parallelism)"
-        yield rules.refusal(text, declared, "parallel.dcp = 1")
+        backend = named or row["order"][0]
+        declared = rules.first("attention_backend", gpus=setup.gpu, name=backend)
+        if setup.recipe.parallel.dcp > 1 and declared and not declared.get("lse"):  # the sums that it needs
+            text = f"{backend} cannot divide a request's cache over ranks (decode context parallelism)"
+            yield rules.refusal(text, declared, "parallel.dcp = 1")
 
 
 def _expert_refusals(rules: ReleaseRules, setup: Setup) -> Iterator[StartRefusal]:

@@ -99,14 +99,9 @@ def _certain(setup: Setup, support: Support) -> Iterator[PlanWarning]:
         if match.row.state != "runs":
             slow = match.row.state == "slow" and match.row.estimated
             without = " The forecast is without it: how much was not measured." if slow else ""
-            yield _warning(setup, match.row, _severity(match.row), match.row.text + without)
-
-
-def _severity(row: SupportRow) -> Literal["note", "warning", "fatal"]:
-    """A recipe that does not start, crashes, hangs or answers wrongly is no plan; parsing can be worked around."""
-    if row.state == "slow" or row.concerns_parsing or row.sometimes:
-        return "warning"
-    return "fatal"
+            # What does not start, crashes, hangs or answers wrongly is no plan; parsing can be worked around.
+            is_usable = match.row.state == "slow" or match.row.concerns_parsing or match.row.sometimes
+            yield _warning(setup, match.row, "warning" if is_usable else "fatal", match.row.text + without)
 
 
 def _possible(setup: Setup, support: Support) -> Iterator[PlanWarning]:

@@ -27,6 +27,7 @@ class MetricsLook:
     answered: bool
     figures: dict[str, float] = field(default_factory=dict)
     client: str = ""  # the address that the figures about clients are about
+    user: str = ""  # the one with the most tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +67,12 @@ def diagnose(looks: Sequence[MetricsLook]) -> list[Diagnosis]:
             continue  # not watched for so long yet
         evidence = [judge_condition(condition, window, before) for condition in rule.when]
         if all(evidence):
-            client = window[-1].client if any(name in CLIENT_FIGURES for name, _, _ in rule.when) else ""
-            parts = [part for part in (*evidence, f"client {client}" if client else "") if part]
-            found.append(Diagnosis(rule=rule, evidence=", ".join(parts)))
+            names, last = {name for name, _, _ in rule.when}, window[-1]
+            if last.client and not names.isdisjoint(CLIENT_FIGURES):
+                evidence.append(f"client {last.client}")
+            if last.user and "top_user_share" in names:
+                evidence.append(f"user {last.user}")
+            found.append(Diagnosis(rule=rule, evidence=", ".join(evidence)))
     return found
 
 

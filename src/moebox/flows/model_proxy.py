@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import secrets
+import statistics
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -47,7 +48,16 @@ class UserUsage:
     output_tokens: int = 0
     seconds: float = 0.0  # of all requests together
     open: int = 0
-    recent: "deque[tuple[float, int]]" = field(default_factory=deque)  # (when, tokens) of the last minute
+    recent: "deque[tuple[float, int, float]]" = field(  # when, tokens, seconds to the first byte
+        default_factory=lambda: deque(maxlen=10_000)
+    )
+
+    @property
+    def recent_tokens(self) -> int:
+        """Tokens of the last minute; older replies are forgotten."""
+        while self.recent and time.monotonic() - self.recent[0][0] > MINUTE:
+            self.recent.popleft()
+        return sum(tokens for _, tokens, _ in self.recent)
 
 
 class ModelProxy:
@@ -87,6 +97,7 @@ class ModelProxy:
         routes = [
             Route("/health", lambda _: Response()),
             Route("/v1/models", self.list_models),
+            Route("/metrics", self.show_metrics),
             Route("/{path:path}", self, methods=["POST"]),
         ]
         return Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: show_refusal})
@@ -103,6 +114,17 @@ class ModelProxy:
         kind = {"object": "model", "owned_by": "moebox"}
         rows = [{"id": name, **kind, "state": slot.state} for name, slot in self.switch.slots.items()]
         return JSONResponse({"object": "list", "data": rows})
+
+    async def show_metrics(self, request: Request) -> Response:
+        """Open requests and recent tokens of each user, and how long first bytes took, for `moebox watch`."""
+        self.find_user(request)
+        lines, waits = [], []
+        for name, usage in self.usage.items():
+            lines.append(f'moebox:recent_tokens{{user="{name}"}} {usage.recent_tokens}')
+            lines.append(f'moebox:open_requests{{user="{name}"}} {usage.open}')
+            waits += [seconds for _, _, seconds in usage.recent]
+        lines += [f"moebox:first_byte_seconds {statistics.fmean(waits):.6f}"] if waits else []
+        return Response("\n".join([*lines, ""]), media_type="text/plain; version=0.0.4")
 
     async def read_request(self, request: Request) -> tuple[str, Json]:
         """Return the user and the body of a request that may be passed on."""
@@ -159,7 +181,7 @@ class ModelProxy:
 
     async def pass_on(self, request: Request, send: Send, user: str, body: Json) -> bool:
         """Pass a request to the engine of its model, which stays up until the last byte, and whether that came."""
-        name, began, is_begun = str(body["model"]), time.time(), False
+        name, began, first_s, is_begun = str(body["model"]), time.time(), 0.0, False
         stated: Document = {}
         try:
             async with self.switch.hold_model(name) as slot:
@@ -176,6 +198,7 @@ class ModelProxy:
                     await send({"type": "http.response.start", "status": reply.status_code, "headers": kept})
                     is_begun = True
                     async for piece in read_pieces(reply, stated, drop_usage=added):
+                        first_s = first_s or time.time() - began
                         await send({"type": "http.response.body", "body": piece, "more_body": True})
             return True
         except ModelBusy as problem:
@@ -187,9 +210,9 @@ class ModelProxy:
                 return False
             raise refuse_for(503, text, 1.0) from None
         finally:
-            self.count_tokens(user, stated, body, began)
+            self.count_tokens(user, stated, body, began, first_s)
 
-    def count_tokens(self, user: str, stated: Json, body: Json, began: float) -> None:
+    def count_tokens(self, user: str, stated: Json, body: Json, began: float, first_s: float) -> None:
         """Add a reply's own counts; a reply without them counts as none."""
         usage = self.usage[user]
         prompt = int(get_number(stated, "prompt_tokens") or anthropic_prompt_tokens(stated) or 0)
@@ -197,7 +220,7 @@ class ModelProxy:
         usage.prompt_tokens += prompt
         usage.output_tokens += output
         usage.cached_tokens += cached
-        usage.recent.append((time.monotonic(), prompt + output))
+        usage.recent.append((time.monotonic(), prompt + output, first_s))
         if time.monotonic() - self.written_at > KEPT_S:
             self.write_usage()
         if self.file.keep_traces and prompt and output:
@@ -213,9 +236,7 @@ class ModelProxy:
             return 0.0
         if usage.open >= limits.parallel:
             return 1.0
-        while usage.recent and time.monotonic() - usage.recent[0][0] > MINUTE:
-            usage.recent.popleft()
-        over = limits.tokens_per_minute and sum(tokens for _, tokens in usage.recent) >= limits.tokens_per_minute
+        over = limits.tokens_per_minute and usage.recent_tokens >= limits.tokens_per_minute
         return max(usage.recent[0][0] + MINUTE - time.monotonic(), 1.0) if over else 0.0
 
     def write_usage(self) -> None:

@@ -6,6 +6,7 @@ EndpointWatcher polls and judges; it draws nothing. Rates are of counters betwee
 import contextlib
 import json
 import os
+import re
 import shlex
 import subprocess
 import threading
@@ -100,9 +101,8 @@ class EndpointWatcher:
             alive = http.get(f"{self.endpoint.base_url}/models", headers=self.endpoint.headers, timeout_s=5.0).ok
             look = MetricsLook(at=self.clock(), answered=alive)
         else:
-            look = MetricsLook(
-                at=self.clock(), answered=True, figures=self.derive_figures(parse_prometheus(reply.text))
-            )
+            figures, (users, user) = self.derive_figures(parse_prometheus(reply.text)), user_figures(reply.text)
+            look = MetricsLook(at=self.clock(), answered=True, figures=figures | users, user=user)
         if self._is_local is None:  # a server of this machine, so that its connections and GPUs are seen
             self._is_local = bool(server_processes(self.endpoint.server_url))
         if self._is_local:
@@ -192,6 +192,18 @@ class EndpointWatcher:
     def wait_for_canary(self, patience_s: float) -> None:
         if self._canary_thread is not None:
             self._canary_thread.join(patience_s)
+
+
+def user_figures(text: str) -> tuple[dict[str, float], str]:
+    """Figures of the users of `moebox switch`, and the one with the most tokens of the last minute."""
+    rows = re.findall(r'^moebox:recent_tokens{user="(.*)"} (\d+)$', text, re.MULTILINE)
+    tokens = {one_line(name): float(count) for name, count in rows}
+    if not any(tokens.values()):
+        return {}, ""
+    shown, top = parse_prometheus(text), max(tokens, key=tokens.__getitem__)
+    figures = {"users": sum(count > 0 for count in tokens.values()), "running": shown.get("moebox:open_requests", 0.0)}
+    first = shown.get("moebox:first_byte_seconds", 0.0)
+    return {**figures, "first_byte": first, "top_user_share": tokens[top] / sum(tokens.values())}, top
 
 
 class AlertSender:
