@@ -1,6 +1,7 @@
 """A fault that grows with length, turns, company or heat is found as a trend, and healthy servers raise no alarm."""
 
 import asyncio
+import functools
 import itertools
 import random
 from types import SimpleNamespace
@@ -82,11 +83,12 @@ def test_false_alarms_are_as_rare_as_stated():
     """A server that is wrong once in eight at every dose, looked at after each round."""
     rng = random.Random(5)
     alarms = 0
+    known = functools.cache(trend_probability)  # most counts come up many times
     for _ in range(2000):
-        counts = [(0, 0)] * 4
+        counts = ((0, 0),) * 4
         for _ in range(MAX_ROUNDS):
-            counts = [(wrong + sum(rng.random() < 1 / 8 for _ in range(2)), of + 2) for wrong, of in counts]
-            if trend_probability(counts) <= ALARM_RATE / MAX_ROUNDS:
+            counts = tuple((wrong + sum(rng.random() < 1 / 8 for _ in range(2)), of + 2) for wrong, of in counts)
+            if known(counts) <= ALARM_RATE / MAX_ROUNDS:
                 alarms += 1
                 break
     assert alarms <= 2000 * ALARM_RATE + 4
