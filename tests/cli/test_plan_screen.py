@@ -153,3 +153,17 @@ def test_a_missing_engine_is_named_before_the_next_command(
     steps = capsys.readouterr()
     assert "✗ plan ik_llama.cpp is not installed here" in steps.out
     assert "rehearse" not in steps.out
+
+
+@pytest.mark.parametrize("model", ["deepseek-v4-flash", "gpt-oss-120b", "qwen3.6-35b-a3b"])
+def test_requests_of_two_lengths_follow_from_one_room(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Caches with windows and states: "7.0 requests of 65,536, or 840 of 8,192" cannot both be true."""
+    words = ["plan", model, "--box", "4x-rtx-pro-6000-server"]
+    assert main(words) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert main([*words, "--json"]) == 0
+    long = json.loads(capsys.readouterr().out)["memory"]["requests_of_context"]
+    requests, short = re.search(r"([\d,.]+) requests of 65,536, or ([\d,]+) of 8,192", shown).groups()  # type: ignore[union-attr]
+
+    assert int(float(requests.replace(",", ""))) == long
+    assert long <= int(short.replace(",", "")) <= 8 * (long + 1)

@@ -124,7 +124,7 @@ def plan_document(chosen: Plan) -> Document:
             "per_device": devices,
             "kv_tokens": memory.kv_tokens,
             "kv_bytes_per_token": memory.kv_bytes_per_token,
-            "requests_of_context": memory.kv_tokens // max(chosen.recipe.context, 1),
+            "requests_of_context": memory.held_sequences(chosen.recipe.context, chosen.recipe.context),
             "fits": memory.fits,
         },
         "forecast": chosen.forecast,

@@ -248,11 +248,13 @@ def memory_part(plan: Plan) -> "RenderableType":
 
 def cache_text(plan: Plan) -> str:
     """Return the tokens that the cache holds, and the requests that they are enough for."""
-    tokens, context = plan.memory.kv_tokens, plan.recipe.context
-    requests = tokens / max(context, 1)
-    text = f"cache {format_count(tokens)} tokens = {requests:,.1f} requests of {format_count(context)}"
+    memory, context = plan.memory, plan.recipe.context
+    requests = memory.pool_tokens(context) / max(context + memory.sequence_tokens, 1)
+    counts_steps = memory.counted_tokens > memory.sequence_tokens  # as if each sequence were reading its prompt
+    equals = " in the engine's log, room for" if counts_steps else " ="
+    text = f"cache {format_count(memory.kv_tokens)} tokens{equals} {requests:,.1f} requests of {format_count(context)}"
     if requests >= 1 and context > 8192 and plan.recipe.hybrid is None:
-        text += f", or {format_count(plan.memory.held_sequences(8192, context))} of 8,192"
+        text += f", or {format_count(memory.held_sequences(8192, context))} of 8,192"
     return text
 
 

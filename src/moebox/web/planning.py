@@ -108,7 +108,7 @@ class PlanReply:
     @property
     def held(self) -> int:
         """Requests of full length that the cache holds."""
-        return int(self.plan.memory.kv_tokens // max(self.context, 1))
+        return self.plan.memory.held_sequences(self.context, self.plan.recipe.context)
 
     @property
     def streams(self) -> int:
