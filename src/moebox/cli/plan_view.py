@@ -250,8 +250,7 @@ def cache_text(plan: Plan) -> str:
     """Return the tokens that the cache holds, and the requests that they are enough for."""
     memory, context = plan.memory, plan.recipe.context
     requests = memory.pool_tokens(context) / max(context + memory.sequence_tokens, 1)
-    counts_steps = memory.counted_tokens > memory.sequence_tokens  # as if each sequence were reading its prompt
-    equals = " in the engine's log, room for" if counts_steps else " ="
+    equals = " in the engine's log, room for" if memory.counts_steps else " ="
     text = f"cache {format_count(memory.kv_tokens)} tokens{equals} {requests:,.1f} requests of {format_count(context)}"
     if requests >= 1 and context > 8192 and plan.recipe.hybrid is None:
         text += f", or {format_count(memory.held_sequences(8192, context))} of 8,192"

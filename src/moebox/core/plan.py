@@ -40,6 +40,11 @@ class Memory:
     counted_tokens: int = 0  # the same with steps in flight, as `kv_tokens` counts each sequence
     lines: tuple["ArithmeticLine", ...] = ()
 
+    @property
+    def counts_steps(self) -> bool:
+        """True if `kv_tokens`, as the engine's log has it, counts each sequence as if it were reading its prompt."""
+        return self.counted_tokens > self.sequence_tokens
+
     def pool_tokens(self, context: int) -> int:
         """Room for contexts and `sequence_tokens` together, if `kv_tokens` counts sequences of `context`."""
         return self.kv_tokens * (context + self.counted_tokens) // max(context, 1)

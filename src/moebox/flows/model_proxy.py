@@ -48,13 +48,11 @@ class UserUsage:
     output_tokens: int = 0
     seconds: float = 0.0  # of all requests together
     open: int = 0
-    recent: "deque[tuple[float, int, float]]" = field(  # when, tokens, seconds to the first byte
-        default_factory=lambda: deque(maxlen=10_000)
-    )
+    recent: "deque[tuple[float, int, float]]" = field(default_factory=lambda: deque(maxlen=10_000))
 
     @property
     def recent_tokens(self) -> int:
-        """Tokens of the last minute; older replies are forgotten."""
+        """Tokens of the last minute; `recent` has when, tokens and seconds to the first byte of its replies."""
         while self.recent and time.monotonic() - self.recent[0][0] > MINUTE:
             self.recent.popleft()
         return sum(tokens for _, tokens, _ in self.recent)

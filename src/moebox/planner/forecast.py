@@ -75,9 +75,8 @@ def tier_rows(
     deployment: Deployment, memory: Memory, speed: Speed, rules: SchedulerRules, workload: SimulatedWorkload
 ) -> list[ForecastRow]:
     """What each tier brings for conversations: none, RAM, RAM and disk, with the range of the time to first token."""
-    length = workload.longest
     shared = workload.prefix if rules.shares_blocks else 0
-    wanted = shared + workload.concurrency * (length - shared + rules.sequence_tokens)
+    wanted = shared + workload.concurrency * (workload.longest - shared + rules.sequence_tokens)
     low, high = tier_range(speed)
     rows: list[ForecastRow] = []
     steps = tier_steps(deployment, memory, wanted)
@@ -101,7 +100,7 @@ def tier_rows(
                 "gib": {"RAM": tiers.ram_gib, "disk": tiers.disk_gib}.get(below[-1].name) if below else None,
                 "tokens": round(below[-1].tokens) if below else rules.kv_tokens,
                 "conversations": workload.concurrency,
-                "conversation_tokens": length,
+                "conversation_tokens": workload.longest,
                 "hit_share": round(result.hit_share, 4),
                 "returning_ttft_ms": round(ttft, 1),
                 "low_ms": round(ttft * low, 1),

@@ -98,8 +98,8 @@ class PrefixCache:
 
     def _evict(self) -> None:
         """Drop the oldest conversations of each level beyond its room."""
-        idle = self.once if not self.scheduler.busy else 0
-        rooms = [self.scheduler.room_tokens - idle, *(tier.tokens - self.once for tier in self.tiers)]
+        idle = not self.scheduler.busy  # then no sequence holds the shared prefix
+        rooms = [self.scheduler.room_tokens - self.once * idle, *(tier.tokens - self.once for tier in self.tiers)]
         for level, (held, room) in enumerate(zip(self.held, rooms, strict=True)):
             while held and self.totals[level] + len(held) * self.scheduler.rules.sequence_tokens > room:
                 self.totals[level] -= held.popitem(last=False)[1]

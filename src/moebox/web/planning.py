@@ -239,10 +239,11 @@ def plan_assessment(answer: PlanReply) -> Assessment:
     ]
     fits = f"{plural(answer.held, 'request')} of {units.format_count(answer.context)} tokens at a time"
     fits += f" ({query.concurrency} requested)" if query.concurrency else ""
+    log = " in the engine's log" if plan.memory.counts_steps else ""
     rate, low, high = decode_forecast(answer)
-    each = f"{format_number(rate / answer.streams)} tok/s each" if answer.streams > 1 else ""
-    read = f"a full prompt is read in {units.format_seconds(answer.speed.prefill_s(answer.context))}"
-    load = ", ".join(filter(None, (full_length(answer), each, read)))
+    each = f", {format_number(rate / answer.streams)} tok/s each" if answer.streams > 1 else ""
+    read = units.format_seconds(answer.speed.prefill_s(answer.context))
+    load = f"{full_length(answer)}{each}, a full prompt is read in {read}"
     basis = f"steps {plan.measured}" if plan.measured else f"no calibration of this box: {plan.basis}"
     return Assessment(
         cells=(
@@ -251,7 +252,7 @@ def plan_assessment(answer: PlanReply) -> Assessment:
                 name="fits",
                 text=fits,
                 tone="good" if answer.held >= max(query.concurrency, 1) else "warn",
-                detail=f"KV cache of {units.format_count(plan.memory.kv_tokens)} tokens",
+                detail=f"KV cache of {units.format_count(plan.memory.kv_tokens)} tokens{log}",
             ),
             AssessmentCell(
                 name="forecast",
