@@ -42,7 +42,8 @@ def test_a_gguf_of_the_hub_runs_on_the_embedded_engine(hub: HubServer, moebox: M
     """Without an engine on PATH: `up` names the command that fetches the file, `run` fetches it and starts it."""
     hub.repos["org/Tiny-GGUF"] = Repo(files={"Q8_0/tiny-Q8_0.gguf": gguf_path().read_bytes()})
     recipe = tmp_path / "recipe.toml"
-    moebox("plan", "org/Tiny-GGUF", "-o", recipe).good()
+    shown = moebox("plan", "org/Tiny-GGUF", "-o", recipe).good().out
+    assert f"next moebox fetch org/Tiny-GGUF:Q8_0 && moebox up {recipe}" in " ".join(shown.split())
     done = moebox("up", recipe, "--detach")
     assert done.code == 3
     assert "`moebox fetch org/Tiny-GGUF:Q8_0`" in done.err

@@ -1,6 +1,7 @@
 """A plan in the terminal: the answer on one screen, the memory, the arithmetic, and the page with everything."""
 
 import itertools
+import re
 import shlex
 import shutil
 import textwrap
@@ -79,16 +80,15 @@ def answer(plan: Plan, model: Model, steps: NextSteps, *, width: int) -> Assessm
         more = len(warnings) - SHOWN_WARNINGS
         cells.append(AssessmentCell(name="", text=f"{more} more: --why" if more > 0 else "in full: --why"))
     up, refusal = steps.up_command(plan), start_refusal(plan, here=steps.here)
-    if refusal:
-        text, detail = up if steps.saved else steps.save, f"up refuses it: {refusal}"
-        cells.append(AssessmentCell(name="next", text=text, command=True, tone="warn", detail=detail))
-    elif steps.saved:
-        then = "" if steps.here else "on the box of the plan"
-        cells.append(AssessmentCell(name="next", text=up, command=True, detail=then))
-    elif steps.here:
-        cells.append(AssessmentCell(name="next", text=f"{steps.save} && {up}", command=True))
-    else:
-        cells.append(AssessmentCell(name="next", text=steps.save, command=True, detail=f"then, on that box: {up}"))
+    fetch = re.search("`(moebox fetch .+?)`", refusal)
+    first = () if steps.saved else (steps.save,)
+    text, detail = up if steps.saved else steps.save, f"up refuses it: {refusal}"
+    if fetch or (steps.here and not refusal):
+        text, detail = " && ".join((*first, *(fetch.groups() if fetch else ()), up)), refusal.partition("; ")[0]
+    elif not refusal:
+        detail = "on the box of the plan" if steps.saved else f"then, on that box: {up}"
+    tone: Tone = "warn" if refusal else ""
+    cells.append(AssessmentCell(name="next", text=text, command=True, tone=tone, detail=detail))
     rest = "--memory: every device; --why: arithmetic; --all: everything"
     return Assessment(cells=(*cells, AssessmentCell(name="more", text=rest)))
 
