@@ -77,29 +77,16 @@ def test_a_server_that_loses_its_tool_calls_is_worse_for_a_person(oracle: str, c
     assert changes["valid JSON"]["lost"] == 0
 
 
-def test_a_server_against_itself_is_no_difference(oracle: str, capsys: pytest.CaptureFixture[str]):
-    """In words that a person finds."""
+def test_a_server_against_itself_gives_the_same_answers(oracle: str, capsys: pytest.CaptureFixture[str]):
+    """In words that a person finds. Its speed may differ by chance: the exit code then says what the verdict says."""
     url = f"{oracle}/correct/v1"
-    code = main(
-        [
-            "compare",
-            url,
-            url,
-            "--model",
-            MODEL,
-            "--set",
-            "questions=10",
-            "--set",
-            "rounds=4",
-            "--concurrency",
-            "1",
-            "--set",
-            "seed=1",
-        ]
-    )
+    effort = ["questions=10", "rounds=4", "seed=1"]
+    settings = [word for one in effort for word in ("--set", one)]
+    code = main(["compare", url, url, "--model", MODEL, *settings, "--concurrency", "1"])
     out = capsys.readouterr().out
 
-    assert code == 0
+    assert code == ("B is slower" in out)
+    assert "B is worse" not in out
     assert "10 of 10" in out
     assert max(map(len, out.splitlines())) <= 80
 
