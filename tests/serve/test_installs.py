@@ -18,12 +18,13 @@ from moebox.core.engine_source import parse_source
 from moebox.core.recipe import Listen, Recipe, Runtime
 from moebox.errors import BadInput
 from moebox.serve import installs
+from moebox.serve.install import install_engine
 from moebox.serve.order import prepare_launch
 from moebox.serve.session import engine_session
 from moebox.store import Run
 from tests.embedded import phantom_recipe
 from tests.engines.test_toy import Install, installed  # noqa: F401  (a fixture)
-from tests.versions import needs_cmake, needs_pip, write_tree, write_wheel
+from tests.versions import needs_cmake, needs_pip, run_git, write_tree, write_wheel
 
 
 @pytest.fixture
@@ -148,12 +149,12 @@ def test_a_killed_installation_is_never_used_and_is_removed(index: Path, tmp_pat
     (tree / "CMakeLists.txt").write_text("execute_process(COMMAND sleep 600)\n")
     argv = [sys.executable, "-m", "moebox", "engines", "install", "llama.cpp@b1", "--source", str(tree)]
     child = subprocess.Popen(argv, stderr=subprocess.DEVNULL, start_new_session=True)
-    while not list(installs.engines_dir().glob(f"{installs.PART}*/build/CMakeFiles")):
+    while not list(installs.engines_dir().glob(f"{installs.BUILD}*/build/CMakeFiles")):
         time.sleep(0.02)
         assert child.poll() is None
     child.send_signal(signal.SIGKILL)
     child.wait()
-    assert installs.remove_stale_parts() == 0  # its cmake lives on, and writes into the folder
+    assert installs.remove_stale_parts(idle_s=0) == 0  # its cmake lives on, and writes into the folder
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             words = (entry / "cmdline").read_bytes().split(b"\0")
@@ -162,10 +163,10 @@ def test_a_killed_installation_is_never_used_and_is_removed(index: Path, tmp_pat
         if words[0].endswith((b"cmake", b"sleep")) and (b"600" in words or str(tree).encode() in words):
             os.kill(int(entry.name), signal.SIGKILL)
     until = time.monotonic() + 20
-    while list(installs.engines_dir().glob(f"{installs.PART}*")) and time.monotonic() < until:
-        installs.remove_stale_parts()
+    while list(installs.engines_dir().glob(".*")) and time.monotonic() < until:
+        installs.remove_stale_parts(idle_s=0)
         time.sleep(0.02)
-    assert not list(installs.engines_dir().glob(f"{installs.PART}*"))
+    assert not list(installs.engines_dir().glob(".*"))
     assert not installs.list_installs()
 
 
@@ -183,6 +184,48 @@ def test_a_build_of_a_commit_answers(tmp_path: Path, capsys: pytest.CaptureFixtu
     with engine_session(deploy(recipe), Run.create("built"), patience_s=60) as session:
         assert session.prepared.argv[0].endswith("/engines/llama.cpp-b1/bin/llama-server")
         assert session.is_alive
+
+
+@needs_cmake
+def test_the_next_build_compiles_only_what_differs(tmp_path: Path) -> None:
+    """Objects stay as long as a build of the tree is installed; one that was killed may have left half a file."""
+    tree, compiled = tmp_path / "tree", tmp_path / "compiled"
+    tree.mkdir()
+    run_git(tree, "init", "--quiet", "--initial-branch", "main")
+    rule = """add_custom_command(OUTPUT {0}.o DEPENDS ${{CMAKE_SOURCE_DIR}}/{0} COMMAND echo {0} >> {1}
+        COMMAND ${{CMAKE_COMMAND}} -E copy ${{CMAKE_SOURCE_DIR}}/{0} {0}.o)"""
+    rules = [rule.format(name, compiled) for name in ("engine", "server")]
+    link = "add_custom_target(llama-server DEPENDS engine.o server.o COMMAND cat engine.o server.o > bin/llama-server)"
+    lines = [
+        "cmake_minimum_required(VERSION 3.16)",
+        "project(llama NONE)",
+        "file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/bin)",
+    ]
+    (tree / "CMakeLists.txt").write_text("\n".join([*lines, *rules, link]))
+    for number in (1, 2, 3):
+        (tree / "engine").write_text("engine")
+        (tree / "server").write_text(f"server {number}")
+        run_git(tree, "add", "--all")
+        run_git(tree, "commit", "--quiet", "--message", f"change {number}")
+        run_git(tree, "tag", f"b{number}")
+    built = []
+    for name in ("llama.cpp@b1", "llama.cpp@b2", "llama.cpp@HEAD", "llama.cpp@b3"):
+        if name.endswith("b3"):
+            (work,) = installs.engines_dir().glob(f"{installs.BUILD}*")
+            (work / installs.LOCK).write_text("under way")
+        found = install_engine(parse_source(name), tree=str(tree))
+        built.append(((Path(found.path) / "bin" / "llama-server").read_text(), sorted(compiled.read_text().split())))
+        compiled.write_text("")
+    assert built == [
+        ("engineserver 1", ["engine", "server"]),
+        ("engineserver 2", ["server"]),
+        ("engineserver 3", ["server"]),
+        ("engineserver 3", ["engine", "server"]),
+    ]
+    for name in ("b1", "b2", "HEAD", "b3"):
+        assert list(installs.engines_dir().glob(f"{installs.BUILD}*"))
+        installs.remove_install(f"llama.cpp@{name}")
+    assert not [path for path in installs.engines_dir().iterdir() if path.is_dir()]
 
 
 def test_names_of_versions() -> None:

@@ -193,17 +193,8 @@ def list_releases(package: str) -> list[str]:
     """Releases of a package in the configured index, by pip's own list of what it could install."""
     options, env = pip_environment()
     with files.scratch_folder("releases") as folder:
-        argv = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--no-deps",
-            "--dest",
-            str(folder),
-            *options,
-            f"{package}==0+none",
-        ]
+        argv = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(folder), *options]
+        argv.append(f"{package}==0+none")
         done = subprocess.run(argv, capture_output=True, text=True, check=False, env=chosen_environment(env))
     match = re.search(r"\(from versions: ([^)]*)\)", done.stderr)
     found = [word.strip() for word in match[1].split(",")] if match else []

@@ -16,38 +16,19 @@ from typing import Any
 
 from moebox import codec
 from moebox.checkpoint import deploy
+from moebox.core import event
 from moebox.core.box import Box
 from moebox.core.endpoint import Endpoint
 from moebox.core.engine_event import FailureEvent, StopEvent
-from moebox.core.event import (
-    ClimbBegan,
-    ClimbDropped,
-    ClimbInconclusive,
-    ClimbKept,
-    ClimbResumed,
-    ClimbRetried,
-    ClimbSkipped,
-    ClimbStep,
-    ClimbTried,
-)
 from moebox.core.quirks import first_unexpected_failure
 from moebox.core.recipe import Recipe
 from moebox.core.verdict import Mark
 from moebox.errors import BadInput, MoeboxError, NotInstalled, refuse_if
-from moebox.flows import answers, pace, settings
+from moebox.flows import answers, pace, settings, walk
 from moebox.flows.effort import ClimbEffort, save_effort
 from moebox.flows.gain import bracketing_gain, welch_gain
 from moebox.flows.pace import SpeedRounds
-from moebox.flows.walk import (
-    ClimbTrial,
-    SettingStep,
-    decide_trial,
-    memory_problem,
-    needs_sure_gain,
-    skip_reason,
-    starting_recipe,
-    startup_problem,
-)
+from moebox.flows.walk import ClimbTrial, SettingStep
 from moebox.quality.measure import QualityGate
 from moebox.serve import ports, power, state
 from moebox.serve.faults import OUT_OF_MEMORY
@@ -90,7 +71,7 @@ class TrialRunner:
 
     def skip(self, change: str, reason: str) -> None:
         self.skipped[change] = reason
-        self.run.add_event(ClimbSkipped(change=change, why=reason))
+        self.run.add_event(event.ClimbSkipped(change=change, why=reason))
 
     def add_trial(self, trial: ClimbTrial) -> None:
         self.trials.append(trial)
@@ -99,7 +80,7 @@ class TrialRunner:
         elif self.best and trial.again:  # the newest measurement of the best step
             self.best = replace(self.best, samples=trial.again)
         self.save_table()
-        kind: type[ClimbStep] = ClimbKept if trial.kept else ClimbDropped
+        kind: type[event.ClimbStep] = event.ClimbKept if trial.kept else event.ClimbDropped
         self.run.add_event(kind(**{name: getattr(trial, name) for name in kind.__struct_fields__}), sync=True)
 
     def save_table(self, *, ended: bool = False) -> None:
@@ -113,27 +94,27 @@ class TrialRunner:
 
     def reason_to_skip(self, step: SettingStep) -> str:
         """Why a step is not started, or "": it is pointless, does not fit, or restarted the machine the last time."""
-        if reason := skip_reason(step, self.best, self.trials, self.recipe):
+        if reason := walk.skip_reason(step, self.best, self.trials, self.recipe):
             return reason
         begun_at = ""  # the boot id of the last attempt that has no result
-        for event in self.run.read_events():
-            if isinstance(event, ClimbTried | ClimbStep) and event.change == step.change:
-                begun_at = event.boot if isinstance(event, ClimbTried) else ""
+        for entry in self.run.read_events():
+            if isinstance(entry, event.ClimbTried | event.ClimbStep) and entry.change == step.change:
+                begun_at = entry.boot if isinstance(entry, event.ClimbTried) else ""
         if begun_at and begun_at != _boot_id():
             return "the machine restarted while it was tried, so it is not tried again"
         deployment = deploy(self.recipe_for(step)).on_box(self.box)
-        return memory_problem(deployment) or (startup_problem(deployment) if self.best else "")
+        return walk.memory_problem(deployment) or (walk.startup_problem(deployment) if self.best else "")
 
     def recipe_for(self, step: SettingStep) -> Recipe:
         if self.best is None:
-            return starting_recipe(self.recipe)
+            return walk.starting_recipe(self.recipe)
         return settings.with_setting(self.best.recipe, step.path, step.value)
 
     def try_step(self, step: SettingStep) -> ClimbTrial:
         """Start, verify, measure and judge one step. A failure is its result, not an exception."""
         began = time.monotonic()
         self.notify("try", step)
-        self.run.add_event(ClimbTried(change=step.change, boot=_boot_id()), sync=True)
+        self.run.add_event(event.ClimbTried(change=step.change, boot=_boot_id()), sync=True)
         number = self.trial_count
         trial = ClimbTrial(
             number=number,
@@ -145,9 +126,9 @@ class TrialRunner:
             folder=f"climb/{self.run.id}-{number:02d}",
         )
         trial = self._measure_with_retry(trial, step)
-        if self.best and step.group != "tune" and needs_sure_gain(step, trial):
+        if self.best and step.group != "tune" and walk.needs_sure_gain(step, trial):
             trial = self._measure_best_again(trial, self.best)
-        kept, reason = decide_trial(step, trial, self.best, required_context=self.recipe.context)
+        kept, reason = walk.decide_trial(step, trial, self.best, required_context=self.recipe.context)
         return replace(trial, kept=kept, why=reason, seconds=time.monotonic() - began)
 
     def _measure_with_retry(self, trial: ClimbTrial, step: SettingStep) -> ClimbTrial:
@@ -167,7 +148,7 @@ class TrialRunner:
             disturbance = "the machine slept" if awake.away_s else "its engine was killed" if ending else ""
             if not (result.verdict == "fail" and disturbance and left):
                 break
-            self.run.add_event(ClimbRetried(change=step.change, why=disturbance))
+            self.run.add_event(event.ClimbRetried(change=step.change, why=disturbance))
         return result
 
     def _measure(self, trial: ClimbTrial, step: SettingStep) -> ClimbTrial:
@@ -271,7 +252,7 @@ class TrialRunner:
             with live, state.hold_endpoint(live.endpoint.base_url, f"moebox {self.command}, {self.run.id}"):
                 speed, _ = self.measure_speed(live, folder)
         except MoeboxError as problem:
-            self.run.add_event(ClimbInconclusive(change=trial.change, why=problem.message))
+            self.run.add_event(event.ClimbInconclusive(change=trial.change, why=problem.message))
             return replace(trial, gain=None)
         return replace(trial, again=speed.tok_s, gain=bracketing_gain(best.samples, trial.samples, speed.tok_s))
 
@@ -279,7 +260,7 @@ class TrialRunner:
 def load_start(run: Run, command: str) -> Recipe:
     """The recipe that a climb or a tuning began with. Raise BadInput if the run has none or is of another command."""
     path = run.path / START_FILE
-    begun = [event.command for event in run.read_events() if isinstance(event, ClimbBegan)]
+    begun = [entry.command for entry in run.read_events() if isinstance(entry, event.ClimbBegan)]
     known = path.exists() and begun[-1:] in ([], [command])
     refuse_if(not known, f"{run.path} is not a run of `moebox {command}`", hint=f"`moebox {command} RECIPE` begins one")
     return codec.read_toml(Recipe, path)
@@ -291,7 +272,7 @@ def load_trials(recipe: Recipe, run: Run, effort: ClimbEffort, command: str) -> 
     if not start.exists():
         run.write_file(START_FILE, codec.to_toml(recipe))
         save_effort(effort, run)
-        run.add_event(ClimbBegan(recipe=recipe.name, command=command))
+        run.add_event(event.ClimbBegan(recipe=recipe.name, command=command))
         return []
     if codec.read_toml(Recipe, start) != recipe:
         raise BadInput(f"{run.path} began with another recipe", hint=f"its recipe is {start}")
@@ -301,7 +282,7 @@ def load_trials(recipe: Recipe, run: Run, effort: ClimbEffort, command: str) -> 
     if not isinstance(rows, list):
         raise BadInput(f"{path}: no list of steps", hint=f"start again: `moebox {command} RECIPE`")
     trials = [codec.decode(ClimbTrial, row, where=str(path)) for row in rows]
-    run.add_event(ClimbResumed(steps=len(trials)))
+    run.add_event(event.ClimbResumed(steps=len(trials)))
     # The guard of a climb that was killed a moment ago still stops its engine.
     wait_for(lambda: not state.engine_writing_to(state.live_run_folders(), run.path), GUARD_STOP_S, every_s=0.1)
     # A failed start is tried again, unless it might take down the machine.

@@ -22,7 +22,7 @@ from moebox.core.catalogue import load_table
 from moebox.core.engine_source import EngineSource, same_version
 from moebox.engines.engine import load_engine
 from moebox.environment import chosen_environment
-from moebox.errors import BadInput, ExternalError, NotInstalled, Unsupported, refuse_if
+from moebox.errors import ExternalError, NotInstalled, Unsupported, refuse_if
 from moebox.redact import hide_known_keys, hide_secrets
 from moebox.serve import installs, preflight
 from moebox.serve.installs import CONTAINER_TOOLS, InstalledEngine
@@ -68,9 +68,8 @@ def install_engine(
             found = installer.pull_image()
         folder = installs.install_folder(found.engine, found.version)
         size = sum(path.stat().st_size for path in part.rglob("*") if path.is_file() and not path.is_symlink())
-        found = replace(
-            found, path="" if found.image else str(folder), bytes=found.bytes or size, installed=time.time()
-        )
+        path = "" if found.image else str(folder)
+        found = replace(found, path=path, bytes=found.bytes or size, installed=time.time())
         files.write_atomic(part / installs.RECORD, codec.to_json(found), sync=True)
         if folder.exists():  # "0.32" and 0.32.0 are the same version
             return found
@@ -107,7 +106,8 @@ class Installer:
     """One installation under way in its part folder."""
 
     def __init__(self, source: EngineSource, part: Path, lock: int, notify: Notify) -> None:
-        self.source, self.part, self.lock, self.notify = source, part, lock, notify
+        self.source, self.part, self.notify = source, part, notify
+        self.locks: tuple[int, ...] = (lock,)
         self.log = installs.engines_dir() / f"{part.name.removeprefix(installs.PART).partition('-')[2]}.log"
         self.log.unlink(missing_ok=True)
 
@@ -141,52 +141,49 @@ class Installer:
         return InstalledEngine(engine=source.engine, version=version, kind="package", tool="uv" if uv else "pip")
 
     def build(self, tree: str, gpus: Sequence[Gpu]) -> InstalledEngine:
-        """Build from a commit or tag of a git repository, or from a plain source tree."""
-        source, checkout = self.source, self.part / "source"
+        """Build a commit or tag of a git repository, or a plain source tree; only what differs is compiled."""
+        source = self.source
         earlier = [each.source for each in installs.list_installs() if each.engine == source.engine and each.source]
         tree = tree or (earlier[-1] if earlier else "")
         refuse_if(not tree, f"{source}: which source tree?", hint=f"moebox engines install {source} DIR")
-        commit, version = "", source.version
-        if "://" in tree or tree.endswith(".git") or (Path(tree) / ".git").exists():
-            where = tree if "://" in tree else str(Path(tree).resolve())
-            self.run(
-                "git",
-                "clone",
-                "--quiet",
-                "--no-checkout",
-                *(() if "://" in tree else ("--shared",)),
-                where,
-                str(checkout),
-            )
-            find = ["git", "-C", str(checkout), "rev-parse", "--verify", "--quiet", "--end-of-options"]
-            names = (f"{source.version}^{{commit}}", f"origin/{source.version}^{{commit}}")
-            commit = next(filter(None, (preflight.command_output([*find, name]) for name in names)), "")
-            text = f"{source}: {hide_secrets(tree)} has no commit, tag or branch {source.version}"
-            refuse_if(not commit, text, hint="`git fetch --tags` there gets newer ones, `git tag` lists them")
-            self.run("git", "-C", str(checkout), "checkout", "--quiet", "--detach", commit)
-        elif Path(tree).is_dir():
-            checkout = Path(tree).resolve()
-        else:
-            raise BadInput(f"{tree}: not a source tree", hint="a folder, a git repository or its URL")
-        (self.part / "bin").mkdir()
-        jobs = len(os.sched_getaffinity(0))
-        commands = load_engine(source.engine).build_commands(str(checkout), str(self.part), gpus, jobs)
-        if not commands:
+        remote = "://" in tree
+        is_git = remote or tree.endswith(".git") or (Path(tree) / ".git").exists()
+        text = f"{tree}: not a source tree"
+        refuse_if(not is_git and not Path(tree).is_dir(), text, hint="a folder, a git repository or its URL")
+        tree = tree if remote else str(Path(tree).resolve())
+        build_commands, jobs = load_engine(source.engine).build_commands, len(os.sched_getaffinity(0))
+        if not build_commands(tree, "", gpus, jobs):
             raise Unsupported(f"moebox cannot build {source.engine}", hint=f"install it: {source.engine}==VERSION")
-        for argv in commands:
-            self.run(*argv)
-        for name in ("source", "build"):
-            files.remove_tree(self.part / name)
-        if not any((self.part / "bin").iterdir()):
-            raise ExternalError(f"{source} was not built: the build made no program", hint=f"log: {self.log}")
-        return InstalledEngine(
-            engine=source.engine,
-            version=version,
-            kind="build",
-            tool=commands[0][0],
-            commit=commit,
-            source=tree if "://" in tree else str(Path(tree).resolve()),
-        )
+        with installs.build_folder(source.engine, tree) as (work, lock):
+            self.locks = (*self.locks, lock)
+            commit = self.check_out(tree, work / "source") if is_git else ""
+            (work / "build" / "CMakeCache.txt").unlink(missing_ok=True)  # defaults of another version's options
+            files.remove_tree(work / "bin")
+            (work / "bin").mkdir()
+            for argv in build_commands(str(work / "source") if is_git else tree, str(work), gpus, jobs):
+                self.run(*argv)
+            if not any((work / "bin").iterdir()):
+                raise ExternalError(f"{source} was not built: the build made no program", hint=f"log: {self.log}")
+            os.rename(work / "bin", self.part / "bin")
+        row = InstalledEngine(engine=source.engine, version=source.version, kind="build", tool="cmake")
+        return replace(row, commit=commit, source=tree)
+
+    def check_out(self, tree: str, checkout: Path) -> str:
+        """Check a version out, so that files that are the same in the last one keep their times. Return its commit."""
+        version = self.source.version
+        if not checkout.exists():
+            shared = () if "://" in tree else ("--shared",)
+            self.run("git", "clone", "--quiet", "--no-checkout", *shared, tree, str(checkout))
+        git = ("git", "-C", str(checkout))
+        self.run(*git, "fetch", "--quiet", "--force", "--tags", "origin", "HEAD", "+refs/heads/*:refs/remotes/origin/*")
+        names = ("FETCH_HEAD",) if version == "HEAD" else (f"origin/{version}", version)
+        find = [*git, "rev-parse", "--verify", "--quiet", "--end-of-options"]
+        found = (preflight.command_output([*find, f"{name}^{{commit}}"]) for name in names)
+        commit = next(filter(None, found), "")
+        text = f"{self.source}: {hide_secrets(tree)} has no commit, tag or branch {version}"
+        refuse_if(not commit, text, hint="`git fetch --tags` there gets newer ones, `git tag` lists them")
+        self.run(*git, "checkout", "--quiet", "--force", "--detach", commit)
+        return commit
 
     def pull_image(self) -> InstalledEngine:
         """Pull an image and record its digest, by which it is started from then on."""
@@ -199,14 +196,8 @@ class Installer:
         image, _, size = preflight.command_output(inspect).partition(" ")
         if "@sha256:" not in image:
             raise ExternalError(f"{source.image} has no digest after it was pulled", hint=f"log: {self.log}")
-        return InstalledEngine(
-            engine=source.engine,
-            version=source.version,
-            kind="image",
-            tool=tool,
-            image=image,
-            bytes=int(size) if size.isdigit() else 0,
-        )
+        row = InstalledEngine(engine=source.engine, version=source.version, kind="image", tool=tool)
+        return replace(row, image=image, bytes=int(size) if size.isdigit() else 0)
 
     def run(self, *argv: str, env: dict[str, str] | None = None) -> None:
         """Run one command with its output in the log. Raise ExternalError with the line that shows why it failed."""
@@ -221,7 +212,7 @@ class Installer:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=chosen_environment(env),
-                pass_fds=(self.lock,),  # as long as it lives, its folder is not removed by another moebox
+                pass_fds=self.locks,  # as long as it lives, its folders are not removed by another moebox
                 start_new_session=True,
             )
             try:

@@ -3,6 +3,7 @@
     STATE/engines/vllm-0.32.0/engine.json      what it is; written before the folder gets this name
     STATE/engines/vllm-0.32.0/bin/vllm         the program of an environment or build
     STATE/engines/.part-…/                     an installation under way; never used, removed once its process is gone
+    STATE/engines/.build-…/                    sources and objects of a tree's last build, for the next one
 
 An image has a folder with engine.json alone; its layers lie with docker or podman.
 """
@@ -10,9 +11,11 @@ An image has a folder with engine.json alone; its layers lie with docker or podm
 import contextlib
 import dataclasses
 import fcntl
+import hashlib
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
@@ -20,7 +23,7 @@ from pathlib import Path
 
 from moebox import codec, files
 from moebox.core import registry
-from moebox.core.engine_source import SourceKind, same_version
+from moebox.core.engine_source import SourceKind, parse_image, same_version
 from moebox.core.recipe import Recipe
 from moebox.environment import chosen_environment
 from moebox.errors import BadInput, ExternalError, UnknownName
@@ -28,7 +31,8 @@ from moebox.serve import preflight, state
 from moebox.store.run import safe_name
 
 RECORD = "engine.json"
-PART = ".part-"
+PART, BUILD = ".part-", ".build-"
+DAY_S = 86_400.0
 LOCK = ".moebox.lock"  # uv locks an environment by its file .lock
 LIST_WAIT_S = 20.0  # for docker or podman to list images
 CONTAINER_TOOLS = ("docker", "podman")
@@ -116,8 +120,6 @@ def find_unmanaged() -> list[InstalledEngine]:
 
 def list_images() -> list[InstalledEngine]:
     """Images of known engines that docker or podman hold."""
-    from moebox.core.engine_source import parse_image
-
     found = []
     for tool in filter(shutil.which, CONTAINER_TOOLS):
         columns = "{{.Repository}}\t{{.Tag}}\t{{.Digest}}"
@@ -167,6 +169,7 @@ def remove_install(name: str) -> InstalledEngine:
     os.rename(folder, gone)  # from here on it is not used, even if removing it is interrupted
     if not files.remove_tree(gone):
         raise ExternalError(f"{gone} could not be removed completely", hint="remove it by hand")
+    remove_stale_parts(idle_s=0)
     return install
 
 
@@ -187,10 +190,38 @@ def part_folder(name: str) -> Iterator[tuple[Path, int]]:
             raise ExternalError(f"{part} could not be removed", hint="remove it by hand")
 
 
-def remove_stale_parts() -> int:
-    """Remove installations whose processes are gone. Return how many."""
+@contextlib.contextmanager
+def build_folder(engine: str, tree: str) -> Iterator[tuple[Path, int]]:
+    """The folder in which builds of a source tree are made one after another, with a lock. It stays afterwards."""
+    folder = build_path(engine, tree)
+    files.make_private_folder(folder)
+    with open(folder / LOCK, "a+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.seek(0)
+        if lock.read():  # its process was killed, and may have left half a file
+            for name in ("source", "build"):
+                files.remove_tree(folder / name)
+        lock.truncate(0)
+        print("under way", file=lock, flush=True)
+        try:
+            yield folder, lock.fileno()
+        finally:
+            lock.truncate(0)
+
+
+def build_path(engine: str, tree: str) -> Path:
+    return engines_dir() / f"{BUILD}{safe_name(engine)}-{hashlib.sha256(tree.encode()).hexdigest()[:8]}"
+
+
+def remove_stale_parts(idle_s: float = DAY_S) -> int:
+    """Remove installations whose processes are gone, and folders of builds of which none is installed. Count them."""
+    used = {build_path(each.engine, each.source) for each in list_installs() if each.source}
+    parts = [*engines_dir().glob(f"{PART}*")]
+    for path in set(engines_dir().glob(f"{BUILD}*")) - used:
+        with contextlib.suppress(OSError):
+            parts += [path] * (time.time() - (path / LOCK).stat().st_mtime >= idle_s)
     removed = 0
-    for part in engines_dir().glob(f"{PART}*"):
+    for part in parts:
         with contextlib.suppress(OSError), open(part / LOCK, "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails as long as an installer lives
             removed += files.remove_tree(part)

@@ -27,9 +27,10 @@ class GgmlEngine(Engine):
     def build_commands(self, source: str, folder: str, gpus: Sequence[Gpu], jobs: int) -> list[tuple[str, ...]]:
         """Configure for the GPUs of this machine alone, build the server statically and copy it.
 
-        Options by docs/build.md of llama.cpp; ik_llama.cpp has the same names.
+        Options by docs/build.md of llama.cpp; ik_llama.cpp has the same names. The web page needs npm or a download.
         """
-        options = ["CMAKE_BUILD_TYPE=Release", "BUILD_SHARED_LIBS=OFF", "LLAMA_CURL=OFF", "LLAMA_BUILD_TESTS=OFF"]
+        options = ["CMAKE_BUILD_TYPE=Release", "BUILD_SHARED_LIBS=OFF"]
+        options += [f"LLAMA_{name}=OFF" for name in ("CURL", "BUILD_TESTS", "BUILD_UI")]
         kinds = sorted({gpu.sm for gpu in gpus})
         if kinds and kinds[0].startswith("gfx"):
             options += ["GGML_HIP=ON", f"AMDGPU_TARGETS={';'.join(kinds)}"]
