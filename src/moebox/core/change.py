@@ -4,6 +4,7 @@ Symptoms, climbs and tunings use these paths. A changed recipe is a new object.
 """
 
 import dataclasses
+import functools
 import typing
 from collections.abc import Mapping
 from typing import Any
@@ -58,9 +59,10 @@ def _nested_type(kind: Any, name: str, path: str) -> Any:
     return next(filter(dataclasses.is_dataclass, (hints[name], *typing.get_args(hints[name]))), None)
 
 
-def _split_path(path: str) -> tuple[list[str], str | None]:
+@functools.cache
+def _split_path(path: str) -> tuple[tuple[str, ...], str | None]:
     """Split into field names and, in a table with any keys, the key (which may contain dots)."""
     for free in _FREE_TABLES:
         if path.startswith(f"{free}."):
-            return free.split("."), path[len(free) + 1 :]
-    return path.split("."), None
+            return tuple(free.split(".")), path[len(free) + 1 :]
+    return tuple(path.split(".")), None

@@ -15,6 +15,7 @@ from typing import Literal
 from moebox import codec
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Flag, Recipe
+from moebox.core.support_settings import setting_holds
 from moebox.data import FOLDER
 from moebox.errors import BadInput, refuse_if
 
@@ -42,7 +43,7 @@ class Evidence:
     by: str = "user"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SupportRow:
     """One row of the matrix. An empty field is no condition."""
 
@@ -67,7 +68,7 @@ class SupportRow:
     change: dict[str, Flag] = field(default_factory=dict)
     evidence: tuple[Evidence, ...]
 
-    @property
+    @functools.cached_property
     def date(self) -> str:
         """The date of the newest evidence."""
         return max(item.date for item in self.evidence)
@@ -79,7 +80,7 @@ class SupportRow:
         how = "; version inferred from the date" if self.inferred else ""
         return f"{newest.url} ({newest.date}{how})"
 
-    @property
+    @functools.cached_property
     def dimensions(self) -> frozenset[str]:
         """What the row sets conditions on."""
         fields = ("versions", "gpu", "architecture", "layer_kind", "quant", "kv", "layout")
@@ -181,8 +182,6 @@ def _candidate_rows(
 
 def match_row(row: SupportRow, setup: Setup) -> Match | None:
     """The row with the conditions that stay open, or None if the setup does not meet one."""
-    from moebox.core.support_settings import setting_holds
-
     if (row.kv and setup.kv not in row.kv) or (row.layout and not layout_holds(row.layout, setup.recipe)):
         return None
     open_conditions = []
@@ -216,13 +215,11 @@ def version_numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", text)))
 
 
+@functools.lru_cache(maxsize=4096)
 def in_versions(version: str, wanted: str) -> bool:
     """Whether a version is in ">=0.25,<0.27", "b9840..b10260" or "2026-07-15.."; in no bounded range if unknown."""
-    return _in_versions(version, wanted) if wanted else True
-
-
-@functools.lru_cache(maxsize=4096)
-def _in_versions(version: str, wanted: str) -> bool:
+    if not wanted:
+        return True
     here = version_numbers(version)
     if ".." in wanted:
         low, high = wanted.split("..")
@@ -245,6 +242,7 @@ def _compare(sign: str, here: tuple[int, ...], there: tuple[int, ...]) -> bool:
     return {"<": a < b, "<=": a <= b, ">": a > b, ">=": a >= b, "==": a == b, "=": a == b}[sign]
 
 
+@functools.lru_cache(maxsize=256)
 def version_note(engine: str, version: str) -> str:
     """Why the rows of a release may not hold for a version, or ""."""
     if not version_numbers(version):

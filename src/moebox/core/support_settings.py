@@ -72,8 +72,7 @@ def _value_holds(value: Any, wanted: str) -> bool:
     given = value not in (None, "", (), [], {}, False)
     if wanted in ("set", "unset"):
         return given == (wanted == "set")
-    bound = re.fullmatch(r"(>=|<=|>|<)(\d+)", wanted)
-    if bound:
+    if wanted[:1] in ("<", ">") and (bound := re.fullmatch(r"(>=|<=|>|<)(\d+)", wanted)):
         number = float(value) if str(value).replace(".", "", 1).isdigit() else None
         limit, sign = float(bound[2]), bound[1]
         signs = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}

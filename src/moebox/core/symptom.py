@@ -137,7 +137,7 @@ def _matches(value: Any, wanted: str) -> bool:
     given = value not in (None, "", (), [], {})
     if wanted in ("set", "unset"):
         return given == (wanted == "set")
-    match = re.fullmatch(r"(<=|>=|<|>)(\d+(?:\.\d+)?)", wanted)
+    match = re.fullmatch(r"(<=|>=|<|>)(\d+(?:\.\d+)?)", wanted) if isinstance(value, int | float) else None
     if match and isinstance(value, int | float):
         sign, bound = match.group(1), float(match.group(2))
         return {"<": value < bound, "<=": value <= bound, ">": value > bound, ">=": value >= bound}[sign]

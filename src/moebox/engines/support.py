@@ -44,13 +44,9 @@ def deployment_setups(deployment: Deployment) -> list[Setup]:
         if deployment.engine.offloads_experts or recipe.kv_tiers
         else None,
     )
-    gpus = deployment.gpu_kinds
-    return [replace(setup, gpu=_generation(gpu.sm), gpu_title=gpu.title) for gpu in gpus] or [setup]
-
-
-def _generation(sm: str) -> str:
-    """A compute capability as rows write it: "12.0" is sm120."""
-    return f"sm{sm.replace('.', '')}" if sm[:1].isdigit() else sm
+    names = [f"sm{gpu.sm.replace('.', '')}" if gpu.sm[:1].isdigit() else gpu.sm for gpu in deployment.gpu_kinds]
+    gpus = zip(names, deployment.gpu_kinds, strict=True)
+    return [replace(setup, gpu=name, gpu_title=gpu.title) for name, gpu in gpus] or [setup]
 
 
 def _rendered_flags(deployment: Deployment) -> Mapping[str, str]:

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, replace
 from moebox.core import catalogue
 from moebox.core.deployment import Deployment
 from moebox.core.plan import ArithmeticLine
+from moebox.core.support_matrix import candidate_rows
 from moebox.engines.engine import load_engine
 from moebox.engines.flags import is_newer_than_known
-from moebox.engines.support import speed_factor
+from moebox.engines.support import deployment_support, speed_factor
 from moebox.errors import BadInput
 from moebox.planner.speed import constants as tables
 from moebox.planner.speed.acceptance import draft_with_acceptance
@@ -303,8 +304,10 @@ def _reported_shares(deployment: Deployment) -> dict[int, float]:
     most = deployment.recipe.max_seqs or 1
     if (share := speed_factor(deployment)) == 1:
         return {}
-    fewer = [streams for streams in (1, *range(8, 129, 8)) if streams < most]
-    recipes = {streams: replace(deployment.recipe, max_seqs=streams) for streams in fewer}
+    rows = (row for setup, _ in deployment_support(deployment) for row in candidate_rows(setup))
+    if not any("concurrency" in row.settings or "max_seqs" in row.settings for row in rows):
+        return {1: share}
+    recipes = {n: replace(deployment.recipe, max_seqs=n) for n in (1, *range(8, 129, 8)) if n < most}
     return {n: speed_factor(deployment.with_recipe(recipe)) for n, recipe in recipes.items()} | {most: share}
 
 
