@@ -6,21 +6,9 @@ from dataclasses import dataclass
 from moebox.core.engine_facts import DeviceFacts
 from moebox.core.plan import DeviceMemory
 
-WEIGHT_PARTS = ("weights", "experts", "attention", "other weights", "vision", "draft")
+WEIGHT_PARTS = ("experts", "attention", "other weights", "vision", "draft", "weights")
 # In drawing order: weights first, then what grows with use, then the rest.
-PARTS = (
-    "experts",
-    "attention",
-    "other weights",
-    "vision",
-    "draft",
-    "weights",
-    "in use",
-    "KV cache",
-    "activations",
-    "overhead",
-    "free",
-)
+PARTS = (*WEIGHT_PARTS, "in use", "KV cache", "activations", "overhead", "free")
 COMPONENT_PARTS = {
     "routed_experts": "experts",
     "shared_experts": "experts",

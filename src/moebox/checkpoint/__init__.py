@@ -39,9 +39,9 @@ def look_up_model(name: str) -> ResolvedModel:
     notes: tuple[str, ...] = ()
     refuse_if(not name, "the name of the model is empty", hint="`moebox models` lists them")
     if name.startswith(("https:", "http:", "hf.co/", "huggingface.co/")):
-        from moebox.hub.client import parse_repo_name
+        from moebox.hub.names import parse_repo_name
 
-        name = "@".join(filter(None, parse_repo_name(name) or (name,)))
+        name = str(parse_repo_name(name) or name)
     if _path_exists(name):
         path = Path(name).expanduser()
         if path.suffix == ".toml":
@@ -111,10 +111,10 @@ def _find_published(recipe: Recipe) -> tuple[Model | None, Checkpoint | None]:
             checkpoints = catalogue.published_checkpoints(model.name)
             if any(each.repo and name.lower().partition(":")[0] == each.repo.lower() for each in checkpoints):
                 return model, _find_checkpoint(name, checkpoints)
-        return _find_read(name) or (None, None)
+        return _find_read(recipe) or (None, None)
     checkpoints = _readable_first(recipe, catalogue.published_checkpoints(model.name))
     found = _find_checkpoint(name, checkpoints)
-    if found is None and (kept := _find_read(name)):
+    if found is None and (kept := _find_read(recipe)):
         return kept
     if found or not is_weights_path(name):
         return model, found
@@ -127,13 +127,13 @@ def _find_published(recipe: Recipe) -> tuple[Model | None, Checkpoint | None]:
     return model, replace(found, path=name) if found else None
 
 
-def _find_read(name: str) -> tuple[Model, Checkpoint] | None:
+def _find_read(recipe: Recipe) -> tuple[Model, Checkpoint] | None:
     """Find a checkpoint that was read from the Hub."""
-    if "/" not in name or is_weights_path(name):
+    if "/" not in recipe.checkpoint or is_weights_path(recipe.checkpoint):
         return None
     from moebox.checkpoint.remote import find_kept_checkpoint
 
-    return find_kept_checkpoint(name)
+    return find_kept_checkpoint(recipe.checkpoint, str(recipe.flags.get("revision", "")))
 
 
 def _find_checkpoint(name: str, checkpoints: tuple[Checkpoint, ...]) -> Checkpoint | None:
@@ -239,11 +239,8 @@ def _recognise(model: Model, checkpoint: Checkpoint, path: Path, template: str, 
     checkpoints = (replace(checkpoint, model=found.name),)
     notes = [note] if note else []
     if checkpoint.quant.endswith(" (unknown)"):
-        read = (
-            "from the files"
-            if checkpoint.how == "read"
-            else f"as {checkpoint.bits_per_weight(model):.1f} bits a weight"
-        )
+        bits = f"as {checkpoint.bits_per_weight(model):.1f} bits a weight"
+        read = "from the files" if checkpoint.how == "read" else bits
         text = f"quantisation {checkpoint.quant.split()[0]} is unknown: sizes are {read}, no engine is known to load it"
         notes.append(text)
     return ResolvedModel(model=found, checkpoints=checkpoints, notes=tuple(notes))

@@ -17,7 +17,9 @@ def model_from_config(config: Any, *, name: str, where: str) -> Model:
     names = loose.get_texts(config, "architectures") or [loose.get_text(config, "model_type")]
     refuse_if(not names[0], f"{where}: architectures is missing", hint="give the model's config.json or its folder")
     architecture = names[0]
-    _require_generator(architecture, where)
+    for pattern, kind, hint in catalogue.load_table("weights")["unservable"]:
+        if re.search(pattern, architecture):
+            raise Unsupported(f"{where}: {architecture} is {kind}", hint=hint)
     text = config.get("text_config", config)
     if architecture not in SUPPORTED or not isinstance(text, dict):
         try:
@@ -61,12 +63,6 @@ def model_from_config(config: Any, *, name: str, where: str) -> Model:
         licence=Licence(name="see the model's own files"),
         source=where,
     )
-
-
-def _require_generator(architecture: str, where: str) -> None:
-    for pattern, kind, hint in catalogue.load_table("weights")["unservable"]:
-        if re.search(pattern, architecture):
-            raise Unsupported(f"{where}: {architecture} is {kind}", hint=hint)
 
 
 def _read_moe(fields: ConfigFields, architecture: str) -> Moe:

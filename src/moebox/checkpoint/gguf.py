@@ -7,7 +7,6 @@ file's size, so that a hostile file costs no more than its own size.
 import functools
 import mmap
 import os
-import re
 import struct
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -15,12 +14,13 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from moebox.checkpoint.names import component_in_gguf, layer_number
 from moebox.checkpoint.recognise import slugify
+from moebox.checkpoint.safetensors import component_in_gguf, layer_number
 from moebox.core import catalogue
 from moebox.core.layers import Mamba
 from moebox.core.model import Checkpoint, Component, Gqa, Layers, Licence, Mla, Model, Moe
 from moebox.errors import BadInput, refuse_if
+from moebox.hub.names import gguf_part_names
 
 MAGIC = b"GGUF"
 MAX_TENSORS = 1_000_000
@@ -29,8 +29,7 @@ MAX_ITEMS = 10_000_000  # of one array; Kimi's token list has 163,840
 KNOWN = ("deepseek2", "qwen3moe", "glm4moe", "minimax-m2", "gpt-oss")
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
-_MAX_KEPT = 64  # of a longer array only the length is kept
-_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+_MAX_KEPT = 64  # of a longer array only the length is kept, as a range
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +44,6 @@ class HeaderTensor:
 class GgufHeader:
     metadata: dict[str, Any] = field(default_factory=dict)
     tensors: list[HeaderTensor] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class SkippedArray:
-    """An array that was too long to keep."""
-
-    items: int
 
 
 @functools.cache
@@ -99,13 +91,13 @@ class HeaderCursor:
             return [self.read_value(inner, depth + 1) for _ in range(items)]
         if inner in _SCALARS:
             self.skip_bytes(items * struct.calcsize("<" + _SCALARS[inner]))
-            return SkippedArray(items)
+            return range(items)
         for _ in range(items):
             if inner == _STRING:
                 self.skip_bytes(self.read_scalar("Q"))
             else:
                 self.read_value(inner, depth + 1)
-        return SkippedArray(items)
+        return range(items)
 
     def read_tensor(self) -> HeaderTensor:
         name, dimensions = self.read_text(), self.read_scalar("I")
@@ -161,12 +153,8 @@ def gguf_damage(path: Path) -> str:
 
 def split_files(path: Path) -> list[Path]:
     """Return all files of a split model, or `path` alone. Raise BadInput if files are missing."""
-    match = _PART.fullmatch(path.name)
-    if not match:
-        return [path]
-    stem, count = match.group(1), int(match.group(3))
-    refuse_if(not 1 <= count <= 10_000, f"{path}: {count} parts is not plausible")
-    files = [path.with_name(f"{stem}-{number:05d}-of-{count:05d}.gguf") for number in range(1, count + 1)]
+    files = [path.with_name(name) for name in gguf_part_names(path.name)]
+    refuse_if(len(files) > 10_000, f"{path}: {len(files)} parts is not plausible")
     missing = [file for file in files if not file.is_file()]
     if missing:
         text = f"{path}: {len(missing)} of {len(files)} parts are missing, the first is {missing[0].name}"
@@ -210,8 +198,7 @@ def _read_model(meta: GgufMetadata, name: str, tensors: list[HeaderTensor]) -> M
     counted: Counter[Component] = Counter()
     for tensor in tensors:
         counted[component_in_gguf(tensor.name)] += tensor.elements
-    tokens = meta.values.get("tokenizer.ggml.tokens")
-    vocab = tokens.items if isinstance(tokens, SkippedArray) else len(tokens or [])
+    vocab = len(meta.values.get("tokenizer.ggml.tokens") or [])
     experts = meta.integer("expert_count", default=0)
     moe = None
     if experts:

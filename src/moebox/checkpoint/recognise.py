@@ -41,7 +41,12 @@ def recognise_model(model: Model, hints: WeightHints) -> tuple[Model, str]:
         return replace(known, context=model.context, counted=model.counted, mtp_layers=model.mtp_layers), note
     family = find_family(model, hints.template)
     if family is None and model.assumed:
-        runs = _engine_support(model)
+        name = model.architecture
+        listed = [each.title for each in registry.all_traits() if name in engine_architectures(each.name)]
+        by = f"; listed by {', '.join(listed)}" if listed else ""
+        runs = f"{name} is an architecture without a reader of its own{by}"
+        if not listed and not architecture_support(model):
+            runs = f"no engine is known to run {name}, an unknown architecture"
         return model, f"{runs}; no parser is known; {model.assumed.partition('; ')[2]}"
     if family is None:
         return model, f"{model.name}: no parser or template switch is known for {model.architecture}"
@@ -50,14 +55,6 @@ def recognise_model(model: Model, hints: WeightHints) -> tuple[Model, str]:
     own = "; its own code is not run unless the recipe sets trust_remote_code" if family.trust_remote_code else ""
     note = model.assumed or f"{model.name} is an unknown model, treated as {family.title}{own}"
     return replace(model, tool_parser=family.tool_parser, reasoning_parser=parser), note
-
-
-def _engine_support(model: Model) -> str:
-    name = model.architecture
-    listed = [each.title for each in registry.all_traits() if name in engine_architectures(each.name)]
-    if not listed and not architecture_support(model):
-        return f"no engine is known to run {name}, an unknown architecture"
-    return f"{name} is an architecture without a reader of its own{'; listed by ' * bool(listed)}{', '.join(listed)}"
 
 
 def has_same_shape(model: Model, known: Model) -> bool:

@@ -5,12 +5,12 @@ Headers are copied into a scratch folder as sparse files of the full size, so th
 
 import contextlib
 import datetime
-import re
 import struct
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from urllib.parse import quote
 
 from moebox import codec, files
 from moebox.checkpoint import FORMATS_SEEN, ResolvedModel, model_from_file, model_from_folder
@@ -19,10 +19,11 @@ from moebox.checkpoint.gguf import read_header as read_gguf_header
 from moebox.checkpoint.safetensors import MAX_HEADER_BYTES, read_index
 from moebox.core import catalogue
 from moebox.core.model import Checkpoint, Model
-from moebox.errors import BadInput, ExternalError, MoeboxError, Unsupported
-from moebox.hub import client
+from moebox.errors import BadInput, ExternalError, MoeboxError, Unsupported, refuse_if
+from moebox.hub import client, names
+from moebox.hub.fetch import INDEX
+from moebox.hub.names import RepoName
 
-INDEX = "model.safetensors.index.json"
 TEXTS = ("config.json", "hf_quant_config.json", INDEX, "chat_template.jinja", "tokenizer_config.json")
 SEARCHED = 20  # repositories that a search returns; the Hub sorts them by downloads
 AT_ONCE = 8  # requests for headers; a checkpoint has up to a few hundred shards
@@ -30,8 +31,6 @@ FIRST_READ = 1 << 20  # bytes; holds the header of most shards
 MAX_GGUF_HEADER = 256 << 20  # bytes; a vocabulary of 200,000 tokens takes about 8 MB
 # Parts of repository names and tags -> format, the more specific first.
 FORMATS = ("nvfp4", "mxfp8", "mxfp4", "fp8", "awq", "gptq", "compressed-tensors", "exl3", "exl2", "gguf", "mlx")
-_QUANT = re.compile(r"(?:(?:UD|smol)-)?(?:I?Q\d\w*|TQ\d\w*|MXFP4\w*|BF16|F16|F32)", re.IGNORECASE)
-_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,62 +47,79 @@ class KeptModel:
     # format -> repositories seen on the Hub, the most downloaded first
     formats: dict[str, tuple[str, ...]] = field(default_factory=dict)
     files: tuple[client.HubFile, ...] = ()
+    refused: dict[str, str] = field(default_factory=dict)  # weights that cannot be loaded -> reason
+    other_models: dict[str, Model] = field(default_factory=dict)  # GGUF files of another shape, by their label
 
-    def resolve(self) -> ResolvedModel:
-        """Return the row as a model to plan with, with a note on where it is from."""
+    def resolve(self, wanted: RepoName = RepoName("")) -> ResolvedModel:
+        """Return the row, or one GGUF of it, as a model to plan with, with a note on where it is from."""
         where = f"{self.repo}@{self.revision or 'main'}"
         notes = [f"{where} ({self.commit[:12]}) read on {self.read_on}; `moebox models add` reads it again"]
-        own = (each.name.partition(":")[2] or each.quant for each in self.checkpoints)  # a GGUF by its file's name
-        formats = dict.fromkeys(own, (self.repo,)) | self.formats
+        rows = {each.name.partition(":")[2] or each.quant: each for each in self.checkpoints}
+        formats = dict.fromkeys(rows, (self.repo,)) | self.formats
         if len(formats) > 1:
             seen = ", ".join(f"{kind} ({repos[0]})" for kind, repos in formats.items())
             notes.append(f"{FORMATS_SEEN}: {seen}")
-        return ResolvedModel(model=self.model, checkpoints=self.checkpoints, notes=(*notes, *self.notes))
+        notes += [f"{self.repo}:{label} is not planned: {reason}" for label, reason in self.refused.items()]
+        shape = "{0.title}, {0.layers} layers of {0.hidden:,}; name it to plan it"
+        notes += [f"{self.repo}:{label} is another model: {shape.format(m)}" for label, m in self.other_models.items()]
+        label = names.select_gguf(names.group_gguf_files(self.files), wanted) if wanted.quant else ""
+        refuse_if(label in self.refused, f"{self.repo}:{label}: {self.refused.get(label)}", hint="name another file")
+        chosen = [rows[label]] if label else [each for name, each in rows.items() if name not in self.other_models]
+        if wanted.revision:  # a recipe must load this commit; engines of GGUF files have no flag for it
+            own, exact = f"{self.repo}:", f"{self.repo}@{self.commit}:"
+            chosen = [replace(each, revision=self.commit, name=each.name.replace(own, exact)) for each in chosen]
+        model = self.other_models.get(label, self.model)
+        return ResolvedModel(model=model, checkpoints=tuple(chosen), notes=(*notes, *self.notes))
 
 
-def kept_path(repo: str) -> Path:
-    return files.moebox_state() / "models" / f"{repo.lower().replace('/', '--')}.json"
+def kept_path(name: RepoName) -> Path:
+    at = f"@{quote(name.revision, safe='')}" * bool(name.revision)
+    return files.moebox_state() / "models" / f"{name.repo.lower().replace('/', '--')}{at}.json"
 
 
-def find_kept(repo: str) -> KeptModel | None:
-    """Return the kept row of a repository; None if there is none, or if another version of moebox wrote it."""
-    path = kept_path(repo)
+def _read_kept(path: Path) -> KeptModel | None:
+    """Return a kept row; None if there is none, or if another version of moebox wrote it."""
     with contextlib.suppress(BadInput):
         return codec.decode(KeptModel, codec.load_json(path), where=str(path)) if path.is_file() else None
     return None
 
 
+def find_kept(name: RepoName) -> KeptModel | None:
+    """Return the kept row of a repository at a revision, which may be the commit of another row."""
+    path = kept_path(name._replace(revision=""))
+    others = sorted(path.parent.glob(f"{path.stem}@*.json")) if name.revision else []
+    rows = (_read_kept(each) for each in dict.fromkeys((kept_path(name), path, *others)))
+    return next((row for row in rows if row and name.revision in (row.revision, row.commit)), None)
+
+
 def kept_models() -> list[KeptModel]:
-    folder = files.moebox_state() / "models"
-    names = sorted(path.stem.replace("--", "/", 1) for path in folder.glob("*--*.json"))
-    return [kept for kept in map(find_kept, names) if kept]
+    return [kept for kept in map(_read_kept, sorted((files.moebox_state() / "models").glob("*--*.json"))) if kept]
 
 
-def find_kept_checkpoint(name: str) -> tuple[Model, Checkpoint] | None:
-    """Find REPOSITORY or REPOSITORY:QUANT, as recipes name it, among the kept rows."""
-    repo = name.partition(":")[0]
-    kept = find_kept(repo) if client.parse_repo_name(repo) and "@" not in repo else None
-    if kept is None:
+def find_kept_checkpoint(name: str, revision: str) -> tuple[Model, Checkpoint] | None:
+    """Find REPOSITORY[@COMMIT][:QUANT], as recipes name it, among the kept rows."""
+    parsed = names.parse_repo_name(name)
+    if parsed is None:
         return None
-    named = (each for each in kept.checkpoints if each.name.lower() == name.lower())
-    return next(((kept.model, each) for each in named), None)
+    exact = parsed if parsed.revision else parsed._replace(revision=revision)
+    kept = find_kept(exact) or (None if parsed.revision else find_kept(parsed))
+    with contextlib.suppress(BadInput):  # a name that the row does not have
+        found = kept.resolve(exact) if kept else None
+        if found and (parsed.quant or found.checkpoints[0].format == "safetensors"):
+            return found.model, found.checkpoints[0]
+    return None
 
 
 def look_up_repository(name: str) -> ResolvedModel | None:
-    """Return the model of ORG/REPO[@REVISION], from its kept row or the Hub; None if it cannot be one."""
-    parsed = client.parse_repo_name(name)
-    if parsed is None:
-        return None
-    kept = find_kept(parsed[0])
-    if kept is None or parsed[1] not in (kept.revision, kept.commit):
-        kept = keep_model(*parsed)
-    return kept.resolve()
+    """Return the model of ORG/REPO[@REVISION][:QUANT], from its kept row or the Hub; None if it cannot be one."""
+    parsed = names.parse_repo_name(name)
+    return (find_kept(parsed) or keep_model(parsed.repo, parsed.revision)).resolve(parsed) if parsed else None
 
 
 def find_by_name(name: str) -> ResolvedModel | None:
     """Look up a model that no table has on the Hub: the most downloaded repository of that name; None without one."""
     with contextlib.suppress(MoeboxError):
-        for repo, _, _ in client.search_repositories(name, SEARCHED):
+        for repo, _, _ in client.search_repositories(SEARCHED, search=name):
             if repo.rpartition("/")[2].lower() == name.lower():
                 return look_up_repository(repo)
     return None
@@ -112,61 +128,79 @@ def find_by_name(name: str) -> ResolvedModel | None:
 def keep_model(repo: str, revision: str = "") -> KeptModel:
     """Read a repository from the Hub and keep the row."""
     kept = read_repository(client.list_repository(repo, revision))
-    path = kept_path(repo)
+    path = kept_path(RepoName(repo, revision))
     with files.report_write_errors(path):
         files.write_atomic(path, codec.to_json(kept, indent=None))
     return kept
 
 
 def read_repository(listing: client.HubListing) -> KeptModel:
-    """Read config, index and headers of all weights. Raise Unsupported if a repository has none."""
-    repo = listing.repo
+    """Read config, index and headers of all weights. Raise Unsupported if a repository has none.
+
+    Weights that are incomplete or damaged are refused by name, and the others are kept.
+    """
+    repo, groups = listing.repo, names.group_gguf_files(listing.files)
+    suffixes = {Path(file.path).suffix for file in listing.files if "/" not in file.path}
+    has_config = listing.find("config.json") and not listing.find("adapter_config.json")
+    labels = ["safetensors"] if has_config and (".safetensors" in suffixes or not groups) else []
+    found: dict[str, ResolvedModel] = {}
+    problems: dict[str, MoeboxError] = {}
     with files.scratch_folder("hub") as scratch:
         folder = scratch / repo  # its name helps to recognise the model
         folder.mkdir(parents=True)
-        found: list[ResolvedModel] = []
-        try:
-            if listing.find("config.json") and not listing.find("adapter_config.json"):
-                found.append(_read_safetensors(listing, folder))
-            found += _read_gguf(listing, folder)
-        except MoeboxError as problem:  # names the repository instead of the scratch folder
-            problem.message = problem.message.replace(str(folder), repo)
-            problem.hint = (problem.hint or "").replace(
-                "download is incomplete; run it again", "repository is incomplete"
-            )
-            raise
-        if not found:
-            raise _missing_model(listing)
-        is_published = any(
-            repo.lower() in (known.repo.lower(), *(each.repo.lower() for each in catalogue.published_checkpoints(name)))
-            for name, known in catalogue.models().items()
-        )
-        model = found[0].model
-        model = replace(model, trust_remote_code=model.trust_remote_code and is_published, source=listing.url)
-        notes = [note.replace(str(folder), repo) for note in dict.fromkeys(n for each in found for n in each.notes)]
-        if any(file.path.endswith(".py") for file in listing.files) and not model.trust_remote_code:
-            notes.append(f"{repo} contains code of its own, which moebox never runs and the recipe does not allow")
-        return KeptModel(
-            repo=repo,
-            revision=listing.revision,
-            commit=listing.commit,
-            read_on=datetime.datetime.now(datetime.UTC).date().isoformat(),
-            model=model,
-            checkpoints=tuple(
-                replace(each, model=model.name, revision=listing.commit if listing.revision else "")
-                for one in found
-                for each in one.checkpoints
-            ),
-            notes=tuple(notes),
-            formats=find_formats(listing),
-            files=listing.files,
-        )
+        _copy_gguf_headers(listing, folder, [part for parts in groups.values() for part in parts])
+        for label in (*labels, *groups):
+            parts = groups.get(label, [])
+            try:
+                missing = names.missing_gguf_parts(parts) if parts else ""
+                refuse_if(missing, f"{repo}:{label}: {missing}", hint="incomplete")
+                read = model_from_file(folder / parts[0].path) if parts else _read_safetensors(listing, folder)
+            except (BadInput, Unsupported) as problem:  # names the repository instead of the scratch folder
+                problem.message = problem.message.replace(str(folder), repo)
+                if "incomplete" in (problem.hint or ""):
+                    problem.hint = "the repository is incomplete; name another one"
+                problems[label] = problem
+                continue
+            own = replace(read.checkpoints[0], repo=repo, path="", source=listing.url)
+            own = replace(own, name=f"{repo}:{label}", file=parts[0].path) if parts else replace(own, name=repo)
+            texts = tuple(note.replace(str(folder), repo) for note in read.notes)
+            found[label] = replace(read, checkpoints=(own,), notes=texts)
+    if not found:
+        raise next(iter(problems.values()), names.describe_contents(repo, listing.files))
+    is_published = any(
+        repo.lower() in (known.repo.lower(), *(each.repo.lower() for each in catalogue.published_checkpoints(name)))
+        for name, known in catalogue.models().items()
+    )
+    sizes = [(each.model, each.checkpoints[0].total_bytes) for each in found.values()]
+    most = max(sizes, key=lambda row: sum(size for model, size in sizes if _is_same_model(model, row[0])))
+    model = found["safetensors"].model if "safetensors" in found else most[0]
+    others = {label: each.model for label, each in found.items() if not _is_same_model(each.model, model)}
+    model = replace(model, trust_remote_code=model.trust_remote_code and is_published, source=listing.url)
+    notes = list(dict.fromkeys(note for label, each in found.items() if label not in others for note in each.notes))
+    if suffixes & {".bin", ".pt", ".pth"} and not suffixes & {".safetensors", ".gguf"}:
+        notes.append(names.describe_contents(repo, listing.files).message)
+    if any(file.path.endswith(".py") for file in listing.files) and not model.trust_remote_code:
+        notes.append(f"{repo} contains code of its own, which moebox never runs and the recipe does not allow")
+    return KeptModel(
+        repo=repo,
+        revision=listing.revision,
+        commit=listing.commit,
+        read_on=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        model=model,
+        checkpoints=tuple(
+            replace(each.checkpoints[0], model=others.get(label, model).name) for label, each in found.items()
+        ),
+        notes=tuple(notes),
+        formats=find_formats(listing),
+        files=listing.files,
+        refused={label: problem.message.partition(": ")[2] for label, problem in problems.items()},
+        other_models=others,
+    )
 
 
-def _missing_model(listing: client.HubListing) -> Unsupported:
-    paths, rows = "\n".join(file.path for file in listing.files), catalogue.load_table("weights")["contents"]
-    row = next(row for row in rows if re.search(row["path"], paths, re.MULTILINE))  # the last one always does
-    return Unsupported(f"{listing.repo}: {row['text']}", hint=row["hint"])
+def _is_same_model(one: Model, other: Model) -> bool:
+    """True if two files of a repository can hold one model; some count layers of drafts and some do not."""
+    return (one.hidden, one.experts) == (other.hidden, other.experts) and abs(one.layers - other.layers) <= 3
 
 
 def _read_safetensors(listing: client.HubListing, folder: Path) -> ResolvedModel:
@@ -175,10 +209,9 @@ def _read_safetensors(listing: client.HubListing, folder: Path) -> ResolvedModel
         if file := listing.find(name):
             (folder / name).write_bytes(client.read_whole_file(listing, file))
     index = read_index(folder)
-    named = (
-        index.weight_map.values() if index else client.weight_files((file.path for file in listing.files), listing.repo)
-    )
-    shards = [file for file in listing.files if file.path in set(named) and "/" not in file.path]
+    paths = [file.path for file in listing.files]
+    named = set(index.weight_map.values() if index else names.weight_files(paths, listing.repo))
+    shards = [file for file in listing.files if file.path in named and "/" not in file.path]
 
     def copy_header(file: client.HubFile) -> None:
         head = client.read_remote(listing, file, 0, FIRST_READ)
@@ -189,51 +222,25 @@ def _read_safetensors(listing: client.HubListing, folder: Path) -> ResolvedModel
         write_sparse(folder / file.path, head[: 8 + length], file.size)
 
     _run_at_once(copy_header, shards)
-    found = model_from_folder(folder)
-    checkpoint = replace(found.checkpoints[0], name=listing.repo, repo=listing.repo, path="", source=listing.url)
-    return replace(found, checkpoints=(checkpoint,))
+    return model_from_folder(folder)
 
 
-def _read_gguf(listing: client.HubListing, folder: Path) -> list[ResolvedModel]:
-    """Read each quantisation of a repository with GGUF files; vision projectors and importance matrices are not."""
-    weights = [
-        file
-        for file in listing.files
-        if file.path.endswith(".gguf") and not re.search("mmproj|imatrix", file.path, re.IGNORECASE)
-    ]
-
+def _copy_gguf_headers(listing: client.HubListing, folder: Path, weights: list[client.HubFile]) -> None:
     def copy_header(file: client.HubFile) -> None:
-        path, size = folder / file.path, FIRST_READ
+        path, head, size = folder / file.path, b"", FIRST_READ
         path.parent.mkdir(parents=True, exist_ok=True)
-        head = b""
-        while True:
+        while len(head) < min(size, file.size):
             head += client.read_remote(listing, file, len(head), size)
             path.write_bytes(head)
             try:
                 read_gguf_header(path)
+                write_sparse(path, head, file.size)
             except HeaderCutShort:
-                if len(head) >= min(file.size, MAX_GGUF_HEADER):
-                    raise
-                size *= 4
-                continue
-            write_sparse(path, head, file.size)
-            return
+                size = min(4 * size, MAX_GGUF_HEADER)
+            except BadInput:
+                return  # reported when the file is read with its other parts
 
     _run_at_once(copy_header, weights)
-    found = []
-    for file in weights:
-        part = _PART.search(file.path)
-        if part and part[1] != "00001":
-            continue
-        each = model_from_file(folder / file.path)
-        stem = _PART.sub("", Path(file.path).name).removesuffix(".gguf")
-        quant = (_QUANT.findall(stem) or [stem])[-1]
-        name = f"{listing.repo}:{quant}"
-        checkpoint = replace(
-            each.checkpoints[0], name=name, repo=listing.repo, path="", file=file.path, source=listing.url
-        )
-        found.append(replace(each, checkpoints=(checkpoint,)))
-    return found
 
 
 def write_sparse(path: Path, head: bytes, size: int) -> None:
@@ -260,7 +267,7 @@ def find_formats(listing: client.HubListing) -> dict[str, tuple[str, ...]]:
     base = next((tag.rpartition(":")[2] for tag in listing.tags if tag.startswith("base_model:quantized:")), "")
     found: dict[str, tuple[str, ...]] = {}
     with contextlib.suppress(MoeboxError):
-        for repo, _, tags in client.list_quantized(base or listing.repo):
+        for repo, _, tags in client.search_repositories(100, filter=f"base_model:quantized:{base or listing.repo}"):
             kind = name_format(repo, tags)
             if kind and repo != listing.repo:
                 found[kind] = (*found.get(kind, ()), repo)

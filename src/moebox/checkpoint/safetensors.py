@@ -3,6 +3,7 @@
 A header is `length (8 bytes, little endian) + JSON`; every size in it is checked against the file's size.
 """
 
+import re
 import struct
 from collections import Counter
 from collections.abc import Collection, Iterator
@@ -12,11 +13,11 @@ from typing import Any
 
 import msgspec
 
-from moebox.checkpoint.names import component_in_safetensors, layer_number
+from moebox.core import catalogue
 from moebox.core.layers import Gqa, Mla
 from moebox.core.model import Component, Model
 from moebox.errors import BadInput, refuse_if
-from moebox.hub.client import weight_files
+from moebox.hub.names import weight_files
 
 MAX_HEADER_BYTES = 100 * 10**6  # the format's own limit (safetensors/src/tensor.rs, MAX_HEADER_SIZE)
 _BITS = dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 8)
@@ -30,7 +31,29 @@ OUTPUT = "self_attn.o_proj.weight"
 SAMPLED = (EMBEDDING, *ROUTERS, OUTPUT)
 AGAIN = "the file is cut or damaged: download it again"
 UNPACKED_TYPES = ("BF16", "F16", "F32", "F8_E4M3")  # the shape is that of the matrix; packed types have another
+_RULES: dict[str, list[tuple[re.Pattern[str], Component]]] = {
+    kind: [(re.compile(pattern), component) for pattern, component in catalogue.load_table("weights")[kind]]
+    for kind in ("safetensors", "gguf")
+}
+_LAYER = re.compile(r"(?:^|\.)(?:layers|blk)\.(\d{1,6})\.")
 MAX_PADDING = 1024  # rows of an embedding beyond the vocabulary, so that it divides over GPUs
+
+
+def component_in_safetensors(name: str) -> Component:
+    if ".mlp.experts." in name:  # nearly all of the 200,000 tensors of a large checkpoint
+        return "routed_experts"
+    # Tensors that no rule names are small: biases, scales, rope tables.
+    return next((component for pattern, component in _RULES["safetensors"] if pattern.search(name)), "norms")
+
+
+def component_in_gguf(name: str) -> Component:
+    return next((component for pattern, component in _RULES["gguf"] if pattern.search(name)), "norms")
+
+
+def layer_number(name: str) -> int | None:
+    """The layer of a tensor, None if it is outside the layers."""
+    match = _LAYER.search(name)
+    return int(match.group(1)) if match else None
 
 
 class SafetensorsEntry(msgspec.Struct):
@@ -81,7 +104,17 @@ def read_header(path: Path) -> Iterator[tuple[str, SafetensorsEntry]]:
     """Yield the tensors of one file. Raise BadInput if the file cannot contain what the header describes."""
     header, data_bytes = decode_header(path)
     for name, tensor in header.items():
-        _check_entry(path, name, tensor, data_bytes)
+        start, end = tensor.data_offsets
+        if not 0 <= start <= end <= data_bytes:
+            text = f"{path}: {name[:80]} lies at {start}..{end}, outside the file's {data_bytes:,} bytes of data"
+            raise BadInput(text, hint=AGAIN)
+        bits = _BITS.get(tensor.dtype)
+        if bits is None:
+            raise BadInput(f"{path}: {name[:80]} has the unknown type {tensor.dtype[:20]!r}")
+        if len(tensor.shape) > 16 or any(side < 0 for side in tensor.shape):
+            raise BadInput(f"{path}: {name[:80]} has an impossible shape")
+        if prod(tensor.shape) * bits != (end - start) * 8:
+            raise BadInput(f"{path}: {name[:80]} has {end - start:,} bytes, but its shape and type need another number")
         yield name, tensor
 
 
@@ -118,20 +151,6 @@ def shard_damage(path: Path, named: Collection[str] = ()) -> str:
         return f"has {size:,} bytes, its header describes {size - data_bytes + described:,}"
     missing = sorted(set(named) - header.keys())
     return f"lacks {missing[0][:80]}, which the index names" if missing else ""
-
-
-def _check_entry(path: Path, name: str, tensor: SafetensorsEntry, data_bytes: int) -> None:
-    start, end = tensor.data_offsets
-    if not 0 <= start <= end <= data_bytes:
-        text = f"{path}: {name[:80]} lies at {start}..{end}, outside the file's {data_bytes:,} bytes of data"
-        raise BadInput(text, hint=AGAIN)
-    bits = _BITS.get(tensor.dtype)
-    if bits is None:
-        raise BadInput(f"{path}: {name[:80]} has the unknown type {tensor.dtype[:20]!r}")
-    if len(tensor.shape) > 16 or any(side < 0 for side in tensor.shape):
-        raise BadInput(f"{path}: {name[:80]} has an impossible shape")
-    if prod(tensor.shape) * bits != (end - start) * 8:
-        raise BadInput(f"{path}: {name[:80]} has {end - start:,} bytes, but its shape and type need another number")
 
 
 class SafetensorsIndex(msgspec.Struct):

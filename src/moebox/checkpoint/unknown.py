@@ -144,10 +144,8 @@ def _stack(fields: LooseFields, hidden: int, counts: Counter[str]) -> AttentionS
             topk=fields.integer("index_topk", "indexer_budget", default=0),
             pool=fields.integer("index_kpool", "indexer_compress_ratio", default=1, least=1),
         )
-    kv_heads, latent = (
-        fields.integer(*NAMES["kv_heads"], default=heads, least=1),
-        fields.integer("kv_lora_rank", default=0),
-    )
+    kv_heads = fields.integer(*NAMES["kv_heads"], default=heads, least=1)
+    latent = fields.integer("kv_lora_rank", default=0)
     refuse_if(kv_heads > heads, f"{fields.where}: {kv_heads} KV heads are more than the {heads} attention heads")
     plain = Gqa(
         heads=heads,
@@ -171,27 +169,21 @@ def _stack(fields: LooseFields, hidden: int, counts: Counter[str]) -> AttentionS
         )
         others.append(Layers(count=counts["window"], gqa=own))
     if counts["state"]:
-        others.append(_state_layers(fields, counts["state"], heads, head_dim))
-    if counts["none"]:
-        others.append(Layers(count=counts["none"], feed_forward=FeedForward()))
-    if latent:
-        return AttentionStack(mla=read_latent(fields, heads, indexer, head_dim), others=tuple(others))
-    return AttentionStack(gqa=full, others=tuple(others))
-
-
-def _state_layers(fields: LooseFields, count: int, heads: int, head_dim: int) -> Layers:
-    """Layers with a recurrent state: Mamba 2 if its fields are there, else linear attention."""
-    state = fields.integer("ssm_state_size", "mamba_d_state", "mamba_state_dim", default=0)
-    if state:
-        kind = Mamba(
+        state = fields.integer("ssm_state_size", "mamba_d_state", "mamba_state_dim", default=0)
+        mamba = Mamba(
             heads=fields.integer("mamba_num_heads", "mamba_n_heads", default=heads, least=1),
             head_dim=fields.integer("mamba_head_dim", "mamba_d_head", default=head_dim, least=1),
             groups=fields.integer("n_groups", "mamba_n_groups", default=1, least=1),
             state=state,
             conv=fields.integer("conv_kernel", "mamba_d_conv", default=4, least=1),
         )
-        return Layers(count=count, mamba=kind)
-    return Layers(count=count, linear=read_linear(fields, heads, head_dim))
+        linear = None if state else read_linear(fields, heads, head_dim)
+        others.append(Layers(count=counts["state"], mamba=mamba if state else None, linear=linear))
+    if counts["none"]:
+        others.append(Layers(count=counts["none"], feed_forward=FeedForward()))
+    if latent:
+        return AttentionStack(mla=read_latent(fields, heads, indexer, head_dim), others=tuple(others))
+    return AttentionStack(gqa=full, others=tuple(others))
 
 
 def _experts(fields: LooseFields) -> Moe | None:
@@ -200,7 +192,12 @@ def _experts(fields: LooseFields) -> Moe | None:
         return None
     used = fields.integer(*NAMES["used"], default=min(8, experts), least=1)
     refuse_if(used > experts, f"{fields.where}: {used} experts per token, but there are only {experts}")
-    shared, shared_width = _shared_experts(fields)
+    # No field names the shared expert of Llama 4 and the dense network of Gemma 4.
+    shared_width = fields.integer("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", default=0)
+    unnamed = 1 if shared_width or "intermediate_size_mlp" in fields.whole else 0
+    shared = fields.integer("n_shared_experts", "num_shared_experts", "num_shared_expert", default=unnamed)
+    if fields.is_true("enable_moe_block"):
+        shared, shared_width = 1, fields.integer("intermediate_size", default=0)
     return Moe(
         experts=experts,
         used=used,
@@ -210,15 +207,6 @@ def _experts(fields: LooseFields) -> Moe | None:
         latent=fields.integer("moe_latent_size", "routed_expert_hidden_size", default=0),
         matrices=_network_matrices(fields),
     )
-
-
-def _shared_experts(fields: LooseFields) -> tuple[int, int]:
-    """Number and width of shared experts; no field names those of Llama 4 and the dense network of Gemma 4."""
-    if fields.is_true("enable_moe_block"):
-        return 1, fields.integer("intermediate_size", default=0)
-    width = fields.integer("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", default=0)
-    unnamed = 1 if width or "intermediate_size_mlp" in fields.whole else 0
-    return fields.integer("n_shared_experts", "num_shared_experts", "num_shared_expert", default=unnamed), width
 
 
 def _network_matrices(fields: LooseFields) -> int:

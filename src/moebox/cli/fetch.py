@@ -18,7 +18,7 @@ def fetch(what: str, *, check: Switch = False, at_once: int = 8, retries: int = 
     Partial files are resumed. Each file is compared with the Hub's hash once; damaged ones are fetched again.
 
     Args:
-        what: A recipe (file or name), ORG/REPO[@REVISION], or ORG/REPO:QUANT for one GGUF file.
+        what: A recipe (file or name), ORG/REPO[@REVISION], or ORG/REPO[@REVISION]:QUANT for one GGUF file.
         check: Compare all files with the Hub's hashes again, and fetch only those that are damaged or missing.
         at_once: Files to download at the same time.
         retries: Attempts to go on with a file after connections that brought nothing, with longer and longer pauses.

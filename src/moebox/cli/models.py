@@ -13,7 +13,8 @@ from moebox.cli.output import exit_code, print_lines, print_result, stdout_conso
 from moebox.core.layers import Compressed, FeedForward, Gqa, LayerKind, Layers, Linear, Mamba, Mla
 from moebox.core.model import COMPONENTS, KV_BYTES, Checkpoint, Model
 from moebox.errors import BadInput, refuse_if, refuse_out_of_range
-from moebox.hub.client import parse_repo_name, search_repositories
+from moebox.hub.client import search_repositories
+from moebox.hub.names import RepoName, parse_repo_name
 from moebox.loose import Document
 from moebox.units import format_count, format_gb, format_gib, format_params, format_percent, plural
 
@@ -23,18 +24,7 @@ if TYPE_CHECKING:
 
 WIDE = 96  # columns
 SCREEN_ROWS = 18  # models or lines about one on a terminal of 24 lines, beside headings, notes and the prompt
-MODEL_KEYS = [
-    "name",
-    "title",
-    "repo",
-    "architecture",
-    "released",
-    "context",
-    "layers",
-    "dense_layers",
-    "hidden",
-    "vocab",
-]
+MODEL_KEYS = ["name", "title", "repo", "architecture", "released", "context", "layers", "dense_layers", "hidden"]
 CHECKPOINT_KEYS = ["name", "repo", "path", "format", "quant", "shards", "engines", "native", "how", "note", "source"]
 SIZE_SOURCES = {"computed": "computed", "published": "as published", "read": "read from headers"}
 
@@ -64,19 +54,18 @@ def models(*, everything: Annotated[Switch, Parameter(name="--all")] = False, js
     }
 
     def show_table() -> None:
-        rows = [(kept.repo, kept.checkpoints, kept.read_on, kept.commit[:12]) for kept in remote.kept_models()]
+        rows = []
+        for each in remote.kept_models():
+            name, first = str(RepoName(each.repo, each.revision)), each.checkpoints[0]
+            rows.append((name, format_gb(first.total_bytes), first.quant, each.read_on, each.commit[:12]))
         shown = known if everything else known[:SCREEN_ROWS]
         stdout_console().print(model_table(shown, width=stdout_console().width))
         if not everything:
             kept = f", and {plural(len(rows), 'model')} read from the Hub" if rows else ""
             stdout_console().print(f"{len(known) - len(shown)} older or without a date{kept}: --all")
         elif rows:
-            cells = [
-                (repo, format_gb(checkpoints[0].total_bytes), checkpoints[0].quant, read_on, commit)
-                for repo, checkpoints, read_on, commit in rows
-            ]
             stdout_console().print()
-            stdout_console().print(make_table(("read from the Hub", "size", "format", "on", "commit"), cells))
+            stdout_console().print(make_table(("read from the Hub", "size", "format", "on", "commit"), rows))
 
     print_result(json, document, show_table)
     return 0
@@ -88,16 +77,17 @@ def add(repo: str, *, json: AsJson = False) -> int:
     Only config.json, the index and the headers of weights are read. Code of the repository is never run.
 
     Args:
-        repo: ORG/REPO[@REVISION].
+        repo: ORG/REPO[@REVISION], or ORG/REPO:QUANT to show one GGUF file of it.
     """
     parsed = parse_repo_name(repo)
     if parsed is None:
-        raise BadInput(f"{repo}: not a repository of the Hub", hint="write it as ORG/REPO or ORG/REPO@REVISION")
-    kept = remote.keep_model(*parsed)
+        raise BadInput(f"{repo}: not a repository of the Hub", hint="write it as ORG/REPO[@REVISION][:QUANT]")
+    kept = remote.keep_model(parsed.repo, parsed.revision)
+    known = kept.resolve(parsed)
 
     def show_row() -> None:
-        stdout_console().print(model_page(kept.model, kept.checkpoints))
-        print_lines(["", *kept.resolve().notes])
+        stdout_console().print(model_page(known.model, known.checkpoints))
+        print_lines(["", *known.notes])
 
     print_result(json, kept_document(kept), show_row)
     return 0
@@ -112,15 +102,12 @@ def search(*words: str, limit: int = 20, json: AsJson = False) -> int:
     """
     refuse_if(not words, "no words to search for", hint="such as `moebox models search GLM-5.3 NVFP4`")
     refuse_out_of_range("--limit", limit, 1, 1000)
-    found = search_repositories(" ".join(words), limit)
+    found = search_repositories(limit, search=" ".join(words))
     rows = [(repo, format_count(downloads), remote.name_format(repo, tags)) for repo, downloads, tags in found]
     document = [{"repo": repo, "downloads": downloads, "tags": tags} for repo, downloads, tags in found]
     heads = ("repository", "downloads a month", "format")
-    print_result(
-        json,
-        {"repositories": document},
-        lambda: stdout_console().print(make_table(heads, rows, left_columns=heads[:1])),
-    )
+    table = make_table(heads, rows, left_columns=heads[:1])
+    print_result(json, {"repositories": document}, lambda: stdout_console().print(table))
     return exit_code(found)
 
 
@@ -135,7 +122,7 @@ def show(model: str, *, everything: Annotated[Switch, Parameter(name="--all")] =
     """Show one model: its shape, checkpoints, cache per token and licence.
 
     Args:
-        model: A name from the catalogue, ORG/REPO[@REVISION] of the Hub, a folder with config.json, or a .gguf file
+        model: A catalogue name, ORG/REPO[@REVISION][:QUANT] of the Hub, a folder with config.json or a .gguf file
             (any of its parts).
         everything: Show parameters by component, every checkpoint, and the engines that read it; JSON always has all.
     """
@@ -159,7 +146,7 @@ def show(model: str, *, everything: Annotated[Switch, Parameter(name="--all")] =
 def model_document(model: Model, checkpoints: tuple[Checkpoint, ...]) -> Document:
     """Return a model under the keys that scripts rely on."""
     return {
-        **{name: getattr(model, name) for name in MODEL_KEYS},
+        **{name: getattr(model, name) for name in (*MODEL_KEYS, "vocab")},
         "attention": {"kind": _attention_key(model), **codec.to_document(model.attention)},
         "stack": [codec.to_document(layers) for layers in model.stack],
         "moe": codec.to_document(model.moe) if model.moe else None,

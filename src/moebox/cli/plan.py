@@ -41,7 +41,7 @@ def plan(
     Exit code 1 when nothing fits.
 
     Args:
-        model: A name from the catalogue, ORG/REPO[@REVISION] of the Hub, a folder with config.json, or a .gguf file.
+        model: A catalogue name, ORG/REPO[@REVISION][:QUANT] of the Hub, a folder with config.json or a .gguf file.
         box: COUNTxGPU such as 8x-rtx-pro-6000-server, or a TOML file. Default: this machine.
         goal: What to rank by.
         bold: Take the best forecast at once: drafts, fp8 cache and the patched image included.

@@ -236,8 +236,9 @@ class Checkpoint:
         return self.quant if self.path and self.format == "safetensors" else self.name
 
     def matches_name(self, text: str) -> bool:
-        """True if `text` is its name, repository, path or quantisation."""
-        return text.lower() in {name.lower() for name in (self.name, self.repo, self.path, self.quant)}
+        """True if `text` is its name or the end of it, its repository, path or quantisation."""
+        names = (self.name, self.name.rpartition(":")[2], self.repo, self.path, self.quant)
+        return text.lower() in {name.lower() for name in names}
 
     def supports_engine(self, engine: str) -> bool:
         """True if an engine that reads the format loads this checkpoint."""

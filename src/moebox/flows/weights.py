@@ -10,8 +10,9 @@ from moebox.checkpoint import deploy, is_weights_path
 from moebox.core.deployment import Deployment
 from moebox.errors import BadInput, ExternalError, MoeboxError, NotInstalled
 from moebox.flows import recipes
-from moebox.hub.client import HubFile, HubListing, list_repository, open_remote_file, parse_repo_name, report_hub_errors
+from moebox.hub.client import HubFile, HubListing, list_repository, open_remote_file
 from moebox.hub.fetch import Fetcher, select_files
+from moebox.hub.names import group_gguf_files, parse_repo_name, select_gguf
 from moebox.serve.order import require_engine
 from moebox.serve.preflight import uses_dummy_weights
 from moebox.units import format_gb, format_rate, format_seconds, plural
@@ -23,7 +24,7 @@ NEWS_SHARE, NEWS_S = 0.05, 2.0  # of the download, and seconds, between two line
 
 def find_named_files(what: str) -> tuple[HubListing, str, bool]:
     """Return the repository of a recipe or name, the first part of a GGUF file, and whether its own code is needed."""
-    if os.path.exists(what) or parse_repo_name(what.partition(":")[0]) is None:
+    if os.path.exists(what) or parse_repo_name(what) is None:
         return find_recipe_files(deploy(recipes.load_recipe(what)))
     return (*list_files(what, what, "", ""), False)
 
@@ -38,27 +39,19 @@ def find_recipe_files(deployment: Deployment) -> tuple[HubListing, str, bool]:
         raise BadInput(f"{recipe.name} names a path, {name}, which {here}; nothing to fetch", hint=hint)
     if found and found.format == "gguf":
         name, gguf = f"{name}:{found.name.rpartition(':')[2]}", found.file
-    return (*list_files(recipe.name, name, str(recipe.flags.get("revision", "")), gguf), recipe.trust_remote_code)
+    return (*list_files(recipe.name, name, deployment.revision, gguf), recipe.trust_remote_code)
 
 
 def list_files(what: str, name: str, revision: str, gguf: str) -> tuple[HubListing, str]:
     """List ORG/REPO[@REVISION][:QUANT]; without `gguf` the quantization names the first part."""
-    repo, _, quant = name.partition(":")
-    parsed = parse_repo_name(repo)
+    parsed = parse_repo_name(name)
     if parsed is None:
-        raise BadInput(f"{what}: its checkpoint {name!r} is not a repository of the Hub", hint="ORG/REPO[@REVISION]")
-    listing = list_repository(parsed[0], parsed[1] or revision)
-    if quant and not gguf:
-        named = [
-            file.path
-            for file in listing.files
-            if file.path.endswith(".gguf") and quant.lower() in file.path.lower() and "mmproj" not in file.path.lower()
-        ]
-        firsts = [path for path in named if "-of-" not in path or "-00001-of-" in path]
-        if len(firsts) != 1:
-            hint = f"there: {', '.join(firsts[:8])}" if firsts else f"see {listing.url}"
-            raise BadInput(f"{repo}: {len(firsts)} GGUF files are called {quant}", hint=hint)
-        gguf = firsts[0]
+        hint = "ORG/REPO[@REVISION][:QUANT]"
+        raise BadInput(f"{what}: its checkpoint {name!r} is not a repository of the Hub", hint=hint)
+    listing = list_repository(parsed.repo, parsed.revision or revision)
+    if parsed.quant and not gguf:
+        groups = group_gguf_files(listing.files)
+        gguf = groups[select_gguf(groups, parsed)][0].path
     return listing, gguf
 
 
@@ -116,10 +109,7 @@ def offer_weights(deployment: Deployment, *, confirm: Callable[[str], bool], not
 def measure_network(listing: HubListing, file: HubFile) -> float:
     """Bytes per second of one connection to the Hub, from the beginning of a file."""
     size, began = 0, time.monotonic()
-    with (
-        report_hub_errors(listing.repo, listing.revision),
-        open_remote_file(listing, file, 0, min(PROBE_BYTES, file.size)) as chunks,
-    ):
+    with open_remote_file(listing, file, 0, min(PROBE_BYTES, file.size)) as chunks:
         for chunk in chunks:
             size += len(chunk)
             if time.monotonic() - began > PROBE_S:

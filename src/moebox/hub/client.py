@@ -6,13 +6,14 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moebox import files
 from moebox.errors import BadInput, ExternalError, MoeboxError, refuse_if
+from moebox.hub.names import hub_endpoint
 from moebox.redact import hide_known_keys, remember_key
 
 if TYPE_CHECKING:
@@ -23,9 +24,6 @@ MAX_FILES = 20_000  # of one repository; the largest checkpoints have a few hund
 MAX_SMALL_FILE = 64 << 20  # bytes of a file that is read whole; the index of Kimi K2 has 15 MB
 CHUNK = 1 << 20
 ATTEMPTS, RETRY_S = 4, 0.2  # for a header or a small file
-_SHARD = re.compile(r"(.+)-\d{5}-of-(\d{5})\.safetensors")
-_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
-_REVISION = re.compile(r"[A-Za-z0-9][\w./+-]{0,199}", re.ASCII)
 
 
 class PermanentFailure(ExternalError):
@@ -71,41 +69,6 @@ class HubListing:
         return next((file for file in self.files if file.path == path), None)
 
 
-def strip_address(name: str) -> str:
-    plain = re.sub(r"^(https?://)?(www\.)?(huggingface\.co|hf\.co)/", "", name).rstrip("/")
-    refuse_if(plain.startswith(("datasets/", "spaces/")), f"{name}: is a dataset or a space of the Hub, not a model")
-    return re.sub(r"/(tree|blob|resolve)/main(/.*)?$", "", plain)
-
-
-def parse_repo_name(name: str) -> tuple[str, str] | None:
-    """Split ORG/REPO[@REVISION] into both parts; None if `name` cannot be a repository."""
-    repo, at, revision = strip_address(name).partition("@")
-    if not _NAME.fullmatch(repo):
-        return None
-    refuse_if("--" in repo or ".." in repo or len(repo) > 96, f"{name}: not a valid name of a repository")
-    invalid = bool(at) and (not _REVISION.fullmatch(revision) or ".." in revision)
-    refuse_if(invalid, f"{name}: not a valid revision", hint="a branch, a tag or a commit of the repository")
-    return repo, revision
-
-
-def weight_files(paths: Iterable[str], where: str) -> list[str]:
-    """Return the shards that engines load without an index. Raise BadInput if one is missing."""
-    found = sorted(path for path in paths if path.endswith(".safetensors") and "/" not in path)
-    plain = [path for path in found if not path.startswith(("consolidated", "adapter_model"))] or found
-    for stem, count in {(part[1], part[2]) for path in plain if (part := _SHARD.fullmatch(path))}:
-        names = [f"{stem}-{number:05d}-of-{count}.safetensors" for number in range(1, int(count) + 1)]
-        missing = ", ".join(sorted(set(names) - set(plain)))
-        refuse_if(
-            missing, f"{where}: shards are missing: {missing[:200]}", hint="the download is incomplete; run it again"
-        )
-    return plain
-
-
-def hub_endpoint() -> str:
-    """The address of the Hub, from HF_ENDPOINT."""
-    return (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
-
-
 def hub_cache() -> Path:
     """The folder that huggingface_hub and the engines look for downloads in, by the same variables."""
     home = os.environ.get("HF_HOME") or files.cache_home() / "huggingface"
@@ -148,20 +111,14 @@ def check_remote_name(repo: str, file: HubFile) -> None:
         raise ExternalError(f"{repo}: the Hub gives no valid size and hash for {file.path}")
 
 
-def search_repositories(words: str, limit: int) -> list[tuple[str, int, tuple[str, ...]]]:
-    """Search the Hub for models: repository, downloads of a month, and tags; the most downloaded first."""
-    return _list_models(f"search for {words!r}", limit, search=words)
+def search_repositories(limit: int, **wanted: str) -> list[tuple[str, int, tuple[str, ...]]]:
+    """Find models by `search` (words) or `filter` (a tag): repository, downloads of a month, and tags.
 
-
-def list_quantized(repo: str, limit: int = 100) -> list[tuple[str, int, tuple[str, ...]]]:
-    """List the repositories that the Hub knows as quantised from `repo`, the most downloaded first."""
-    return _list_models(repo, limit, filter=f"base_model:quantized:{repo}")
-
-
-def _list_models(what: str, limit: int, **wanted: str) -> list[tuple[str, int, tuple[str, ...]]]:
+    The most downloaded come first.
+    """
     from huggingface_hub import HfApi
 
-    with report_hub_errors(what):
+    with report_hub_errors(f"search for {', '.join(wanted.values())!r}"):
         found = HfApi(endpoint=hub_endpoint()).list_models(sort="downloads", limit=limit, **wanted)
         return [(str(each.id), int(each.downloads or 0), tuple(map(str, each.tags or ()))) for each in found]
 
@@ -183,7 +140,10 @@ def open_remote_file(
     url = hf_hub_url(listing.repo, file.path, revision=listing.commit, endpoint=hub_endpoint())
     headers = {**build_hf_headers(), "Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
     timeout = float(constants.HF_HUB_DOWNLOAD_TIMEOUT)
-    with get_session().stream("GET", url, headers=headers, timeout=timeout) as response:
+    with (
+        report_hub_errors(listing.repo, listing.revision),
+        get_session().stream("GET", url, headers=headers, timeout=timeout) as response,
+    ):
         hf_raise_for_status(response)
         is_part = response.status_code == 206
         stated = response.headers.get("content-range" if is_part else "content-length", str(file.size))
@@ -216,10 +176,7 @@ def read_remote(listing: HubListing, file: HubFile, start: int, end: int, *, who
         try:
             data = b""
             if end > start:
-                with (
-                    report_hub_errors(listing.repo, listing.revision),
-                    open_remote_file(listing, file, start, end) as chunks,
-                ):
+                with open_remote_file(listing, file, start, end) as chunks:
                     data = b"".join(chunks)
             if len(data) != max(0, end - start):
                 raise ExternalError(f"{listing.repo}: {file.path} ended after {len(data):,} of {end - start:,} bytes")

@@ -7,7 +7,6 @@ them in `snapshots/COMMIT`, so that engines find the files by the name of the re
 import contextlib
 import fcntl
 import os
-import re
 import shutil
 import threading
 from collections.abc import Callable, Collection
@@ -18,17 +17,9 @@ from typing import IO
 
 from moebox import codec, files, loose
 from moebox.errors import BadInput, ExternalError, MoeboxError, refuse_if
-from moebox.hub.client import (
-    CHUNK,
-    HubFile,
-    HubListing,
-    PermanentFailure,
-    open_remote_file,
-    read_whole_file,
-    report_hub_errors,
-    repository_folder,
-    weight_files,
-)
+from moebox.hub import client
+from moebox.hub.client import CHUNK, HubFile, HubListing, PermanentFailure
+from moebox.hub.names import describe_contents, group_gguf_files, missing_gguf_parts, weight_files
 from moebox.units import format_gb
 
 INDEX = "model.safetensors.index.json"
@@ -57,26 +48,28 @@ def select_files(listing: HubListing, *, gguf: str = "", with_code: bool = False
 
     `gguf` is the first part. Pictures, other formats and, without `with_code`, Python files are left out.
     """
+    groups = group_gguf_files(listing.files)
     if gguf:
-        part = re.fullmatch(r"(.*)-00001-of-(\d{5})\.gguf", gguf)
-        count = int(part[2]) if part else 1
-        names = [f"{part[1]}-{n:05d}-of-{part[2]}.gguf" for n in range(1, count + 1)] if part else [gguf]
-        found = [listing.find(name) for name in names]
-        refuse_if(None in found, f"{listing.repo}: {names[found.index(None)] if None in found else ''} is not there")
-        return tuple(file for file in found if file)
+        parts = next((parts for parts in groups.values() if parts[0].path == gguf), [])
+        refuse_if(not parts, f"{listing.repo}: {gguf} is not there")
+        lacks = missing_gguf_parts(parts)
+        refuse_if(lacks, f"{listing.repo}: {gguf}: {lacks}", hint="name another: `moebox models show ORG/REPO`")
+        return tuple(parts)
     index = listing.find(INDEX)
     shards = {file.path for file in listing.files}
     shards = shards if index else set(weight_files(shards, listing.repo))
     if index:
-        document = codec.parse_json(read_whole_file(listing, index).decode(errors="replace"), where=INDEX)
+        document = codec.parse_json(client.read_whole_file(listing, index).decode(errors="replace"), where=INDEX)
         weight_map = loose.get_object(document, "weight_map")
         refuse_if(not weight_map, f"{listing.repo}: {INDEX} has no weight_map")
         named = {str(name) for name in weight_map.values()}
         missing = sorted(named - shards)
         refuse_if(missing, f"{listing.repo}: the index names {missing[:1]}, which the repository does not have")
         shards = named
-    hint = "name one as ORG/REPO:QUANT if it holds GGUF files"
-    refuse_if(not shards, f"{listing.repo}: has no .safetensors files", hint=hint)
+    hint = f"such as {listing.repo}:{next(iter(groups), '')}"
+    refuse_if(groups and not shards, f"{listing.repo}: name one of its GGUF files: {', '.join(groups)}", hint=hint)
+    if not shards:
+        raise describe_contents(listing.repo, listing.files)
     suffixes = (*TEXT_SUFFIXES, ".py") if with_code else TEXT_SUFFIXES
     return tuple(
         file
@@ -124,7 +117,7 @@ class Fetcher:
     ) -> None:
         self.listing, self.recheck, self.advance = listing, recheck, advance
         self.retries, self.pause_s = retries, pause_s
-        self.folder = repository_folder(listing.repo)
+        self.folder = client.repository_folder(listing.repo)
         self.snapshot = self.folder / "snapshots" / listing.commit
         self.verified = VerifiedFiles()
         self.stop = threading.Event()
@@ -176,7 +169,7 @@ class Fetcher:
     def fetch(self, file: HubFile) -> FetchedFile:
         """Bring one file into the cache unless it is there and intact."""
         blob, link = self._blob(file), self.snapshot / file.path
-        with report_hub_errors(self.listing.repo, self.listing.revision):
+        with client.report_hub_errors(self.listing.repo, self.listing.revision):
             for path in (blob, link):
                 make_shared_folder(path.parent)
             if link.is_file() and not link.is_symlink():  # a cache without links
@@ -241,10 +234,7 @@ class Fetcher:
         while at < file.size:
             before = at
             try:
-                with (
-                    report_hub_errors(self.listing.repo, self.listing.revision),
-                    open_remote_file(self.listing, file, at) as chunks,
-                ):
+                with client.open_remote_file(self.listing, file, at) as chunks:
                     for chunk in chunks:
                         out.write(chunk)
                         check.update(chunk)

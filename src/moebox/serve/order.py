@@ -95,7 +95,7 @@ def with_fetched_file(deployment: Deployment) -> Deployment:
     if path and path.is_file() and not preflight.missing_shards(path):
         found = dataclasses.replace(checkpoint, path=str(path))
         return dataclasses.replace(deployment, known_checkpoint=found)
-    if recipe.runtime.kind == "embedded":
+    if recipe.runtime.kind == "embedded" or deployment.revision:  # llama.cpp would download the default branch
         hint = f"`moebox fetch {recipe.checkpoint}` fetches it; `moebox run` offers to"
         raise ExternalError(f"{checkpoint.file} of {checkpoint.repo} is not in the Hub's cache", hint=hint)
     return deployment

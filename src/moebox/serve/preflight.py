@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import glob
 import os
 import re
 import shutil
@@ -29,7 +28,8 @@ from moebox.engines.flags import newest_version
 from moebox.engines.refusals import PATCHABLE_SYMPTOMS
 from moebox.environment import chosen_environment
 from moebox.errors import AnswerIsNo, BadInput, ExternalError, NotInstalled, refuse_if
-from moebox.hub.client import find_snapshot, parse_repo_name
+from moebox.hub.client import find_snapshot
+from moebox.hub.names import gguf_part_names, parse_repo_name
 from moebox.loose import get_object, get_path
 from moebox.site import read_site
 
@@ -104,8 +104,7 @@ def refuse_damaged_shards(path: Path, hint: str) -> None:
 
 def gguf_parts(path: Path) -> list[Path]:
     """Return the existing parts of a GGUF file, of which one is named."""
-    split = re.fullmatch(r"(.*-)\d{5}(-of-\d{5}\.gguf)", path.name)
-    return sorted(path.parent.glob(f"{glob.escape(split[1])}?????{split[2]}")) if split else [path]
+    return [part for part in map(path.with_name, gguf_part_names(path.name)) if part.exists()]
 
 
 def weight_files(deployment: Deployment) -> list[Path]:
@@ -137,9 +136,7 @@ def missing_shards(path: Path) -> list[str]:
     folder = path
     names: set[str] = set()
     if path.is_file():
-        folder, names = path.parent, {path.name}
-        if split := re.fullmatch(r"(.*)-(\d{5})-of-(\d{5})\.gguf", path.name):
-            names = {f"{split[1]}-{number:05d}-of-{split[3]}.gguf" for number in range(1, int(split[3]) + 1)}
+        folder, names = path.parent, set(gguf_part_names(path.name))
     else:
         for index in path.glob("*.safetensors.index.json"):
             shards = get_path(codec.load_json(index), "weight_map")
@@ -289,11 +286,10 @@ def find_free_port(host: str = "127.0.0.1", offsets: tuple[int, ...] = ()) -> in
 
 
 def port_is_free(host: str, number: int) -> bool:
-    try:
+    with contextlib.suppress(ExternalError):
         check_port(host, number)
-    except ExternalError:
-        return False
-    return True
+        return True
+    return False
 
 
 def address_family(host: str) -> socket.AddressFamily:
@@ -308,10 +304,8 @@ def bind_port(probe: socket.socket, host: str, number: int) -> None:
         if problem.errno == errno.EADDRINUSE:
             hint = "choose another with --port, or stop that program"
             raise ExternalError(f"port {number} on {host} is taken by another program", hint=hint) from None
-        raise ExternalError(
-            f"cannot listen on {host}, port {number}: {problem.strerror}",
-            hint="listen.host is an address of this machine",
-        ) from None
+        hint = "listen.host is an address of this machine"
+        raise ExternalError(f"cannot listen on {host}, port {number}: {problem.strerror}", hint=hint) from None
 
 
 def recipe_gpus(deployment: Deployment) -> tuple[int, ...]:

@@ -19,13 +19,12 @@ def arguments(deployment: Deployment, *, node: LaunchNode | None = None, host: s
     known = flag_catalogue(TRAITS.name, recipe.engine_version)
     if ggml.is_local_file(weights):
         out: list[Argument] = [("-m", weights)]
-    else:  # the repository with its quantisation; the server finds the first part by itself
-        out = [
-            (
-                "-hf",
-                f"{weights}:{checkpoint.name.rpartition(':')[2]}" if checkpoint and not checkpoint.path else weights,
-            )
-        ]
+    else:  # the repository with its quantisation, which may be that of several files
+        out = [("-hf", weights)]
+        if checkpoint and not checkpoint.path:
+            exact = checkpoint.file and checkpoint.how == "read"
+            quant = checkpoint.name.rpartition(":")[2]
+            out = [*out, ("--hf-file", checkpoint.file)] if exact else [("-hf", f"{weights}:{quant}")]
     out += field_arguments(recipe, ggml.FIELDS, known, host=host)
     out += [*ggml.layer_arguments(recipe), *ggml.tier_arguments(deployment)]
     if recipe.kv != "auto":
