@@ -72,7 +72,8 @@ class Proxy(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if "canned" in FAULTS:
-            self.send_document({"data": [{"id": "phantom", "owned_by": "llamacpp"}]})
+            pace = PACE_S / float(FAULTS.get("slow") or 1)  # for tests whose verdict a busy machine must not change
+            self.send_document({"data": [{"id": "phantom", "owned_by": "llamacpp"}], "pace": pace})
         else:
             self.pass_on(None)
 

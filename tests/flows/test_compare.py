@@ -125,9 +125,13 @@ def test_a_build_can_fail_for_a_slower_server(factor: float, slower: bool):
     assert found.verdict.startswith("B is slower") == slower
 
 
-def test_a_slower_server_is_exit_code_1_and_both_are_named(oracle: str, capsys: pytest.CaptureFixture[str]):
-    """As `compare --help` says."""
+def test_a_slower_server_is_exit_code_1_and_both_are_named(
+    oracle: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """As `compare --help` says. The speeds are given: a clock on a busy machine may see another order."""
     urls = [f"{oracle}/correct/v1", f"{oracle}/slow-answers/v1"]
+    speeds = [SpeedRounds(concurrency=1, tok_s=(rate, rate + 1, rate - 1), ttft_ms=(20.0,) * 3) for rate in (100, 50)]
+    monkeypatch.setattr(compare, "measure_in_turn", lambda a, b, rounds: tuple(speeds))
     words = ["compare", *urls, "--model", MODEL, "--set", "questions=1", "--set", "rounds=3", "--concurrency", "1"]
     code = main([*words, "--json"])
     document = json.loads(capsys.readouterr().out)

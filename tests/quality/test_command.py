@@ -1,17 +1,15 @@
 """`moebox quality` as a user meets it, against servers in the wire formats of the engines."""
 
-import dataclasses
 import hashlib
 import json
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from moebox.cli import main
-from moebox.quality import measure, reference
-from moebox.quality.texts import standard_texts
+from moebox.quality import reference
 from tests.quality.toy_server import ToyServer
 from tests.sampling import one_in
 from tests.serving import live
@@ -33,18 +31,8 @@ def quality(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     return call
 
 
-@pytest.fixture(scope="module", autouse=True)
-def few_texts() -> Iterator[None]:
-    """Every third text, and as much of the long one as the servers' context holds: each kind is there."""
-    *texts, long = standard_texts()
-    few = (*texts[::3], dataclasses.replace(long, text=long.text[:4000]))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measure, "standard_texts", lambda: few)
-        yield
-
-
 @pytest.fixture(scope="module")
-def saved(few_texts: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved(fewer_texts: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A reference of the toy model."""
     folder = tmp_path_factory.mktemp("saved")
     path = folder / "first.moeq"

@@ -1,5 +1,6 @@
 """A small server whose next-token probabilities follow from the tokens before, in the wire formats of four engines."""
 
+import dataclasses
 import functools
 import json
 import math
@@ -9,6 +10,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 VOCABULARY = 40
+
+
+def few_texts() -> tuple[Any, ...]:
+    """Every third text, and as much of the long one as the servers' context holds: each kind is there."""
+    from moebox.quality.texts import standard_texts
+
+    *texts, long = standard_texts()
+    return (*texts[::3], dataclasses.replace(long, text=long.text[:4000]))
 
 
 class ToyServer(ThreadingHTTPServer):

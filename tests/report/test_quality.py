@@ -2,18 +2,22 @@
 
 from pathlib import Path
 
+import pytest
+
 from moebox.core.endpoint import endpoint_from_url
+from moebox.quality import measure
 from moebox.quality.measure import QualityGate
 from moebox.report.files import write_report
 from moebox.report.sections.quality import quality_section
 from moebox.runs.reader import read_run
 from moebox.store import Run
-from tests.quality.toy_server import ToyServer
+from tests.quality.toy_server import ToyServer, few_texts
 from tests.serving import live
 
 
-def test_divergence_is_drawn_by_kind_and_depth(tmp_path: Path) -> None:
+def test_divergence_is_drawn_by_kind_and_depth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a result with a reference has figures; a damaged file is a gap, not a crash."""
+    monkeypatch.setattr(measure, "standard_texts", few_texts)
     gate, runs = QualityGate(0.02), []
     for noise in (0.0, 0.6):
         runs.append(run := Run.create("quality", runs=tmp_path))
