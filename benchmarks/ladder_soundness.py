@@ -11,14 +11,19 @@
 Ladders are numbered from `--first` on. The number is the seed of their questions and of what is broken when, so
 the same command gives the same figures. Asked is the oracle of tests/verify: real HTTP, no model. Each kind of fault is
 looked for by the checks that can show it (`--all-rungs` makes all), so the requests printed are those of these checks.
+`--log FILE` keeps every verdict: the same command goes on from there, and prints what is known if `--minutes` are over.
+`--part 1/2` and `--part 2/2` with the same file share the work between two processes; a third call prints all of it.
 `table` runs the sequential test itself on simulated outcomes, and judges simulated readings as `moebox quality` does.
 """
 
 import argparse
+import dataclasses
+import json
 import math
 import random
 import sys
 import time
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -42,7 +47,7 @@ from tests.verify.test_runner import MISSED
 
 from moebox.core.endpoint import endpoint_from_url
 from moebox.core.setting import Effort
-from moebox.core.verdict import CheckResults, Mark, wilson_score
+from moebox.core.verdict import Mark, wilson_score
 from moebox.quality.judge import judge_quality
 from moebox.quality.reading import TextReading
 from moebox.quality.wire import NextToken
@@ -103,6 +108,42 @@ class Climbed:
     requests: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Climb:
+    """What came of one ladder. `reason` is that of the first check that is not green."""
+
+    verdict: Mark
+    requests: int
+    reason: str
+
+
+class ClimbLog:
+    """Ladders that were climbed, in a file if there is one, and the time for more of them."""
+
+    def __init__(self, file: str, part: str, minutes: float) -> None:
+        self.file = Path(file) if file else None
+        self.number, self.parts = (int(text) for text in part.split("/"))
+        self.ends = time.monotonic() + 60 * minutes
+        self.left_out = 0
+        lines = self.file.read_text().splitlines() if self.file and self.file.exists() else []
+        self.known = {key: Climb(**climb) for key, climb in map(json.loads, lines)}
+
+    def is_mine(self, key: str) -> bool:
+        """Whether this ladder is to be climbed by this process, and now."""
+        mine = zlib.crc32(key.encode()) % self.parts == self.number % self.parts and time.monotonic() < self.ends
+        self.left_out += not mine
+        return mine
+
+    def add(self, key: str, climb: Climb) -> None:
+        self.known[key] = climb
+        if self.file:
+            with self.file.open("a") as file:
+                file.write(json.dumps([key, dataclasses.asdict(climb)]) + "\n")
+
+
+LOG = ClimbLog("", "1/1", math.inf)
+
+
 def main() -> int:
     """Climb, count, and say."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -118,7 +159,11 @@ def main() -> int:
     )
     parser.add_argument("--minutes", type=float, default=600, help="stop after so long, and say how far it came")
     parser.add_argument("--all-rungs", action="store_true")
+    parser.add_argument("--log", default="", help="keeps every verdict; the same command goes on from there")
+    parser.add_argument("--part", default="1/1", help="K/N: climb only the Kth of N parts")
     given = parser.parse_args()
+    global LOG
+    LOG = ClimbLog(given.log, given.part, given.minutes)
     began = time.monotonic()
     if given.what == "table":
         print_table()
@@ -126,7 +171,8 @@ def main() -> int:
     with serving() as url:
         ways = {"power": power, "family": family, "odd": odd, "healthy": healthy, "draws": draws}
         good = ways[given.what](url, given)
-    print(f"{time.monotonic() - began:.0f} s")
+    left = f", {LOG.left_out} ladders of other parts or out of time" if LOG.left_out else ""
+    print(f"{time.monotonic() - began:.0f} s{left}")
     return 0 if good else 1
 
 
@@ -225,16 +271,24 @@ def climbed(url: str, name: str, given: argparse.Namespace, effort: Effort, rung
     noise = f"~{given.noise}" if given.noise else ""
     only = () if given.all_rungs else ("alive", *rungs)
     seeds = range(given.first, given.first + given.climbs)
-    ladders = [climb(url, f"{name}{noise}+{seed}", TRIALS[effort], only, seed) for seed in seeds]
+    tried = [climb(url, f"{name}{noise}+{seed}", TRIALS[effort], only, seed) for seed in seeds]
+    ladders = [ladder for ladder in tried if ladder]
     caught = sum(ladder.verdict in ("warn", "fail") for ladder in ladders)
-    requests = sum(ladder.requests for ladder in ladders) / len(ladders)
-    return Climbed(caught=caught, climbs=given.climbs, requests=requests)
+    requests = sum(ladder.requests for ladder in ladders) / max(1, len(ladders))
+    return Climbed(caught=caught, climbs=len(ladders), requests=requests)
 
 
-def climb(url: str, name: str, trials: int, only: Sequence[str] = (), seed: int | None = None) -> CheckResults:
-    """One ladder."""
-    options = VerifyOptions(thinking="yes", trials=trials, deadline_s=20, time_s=300, seed=seed)
-    return run_checks(endpoint_from_url(f"{url}/{name}", MODEL), options, only=list(only))
+def climb(url: str, name: str, trials: int, only: Sequence[str] = (), seed: int | None = None) -> Climb | None:
+    """One ladder, or what the log knows of it; None if it belongs to another part or there is no time for it."""
+    key = f"{name} {trials} {','.join(only)} {seed}"
+    if key not in LOG.known:
+        if not LOG.is_mine(key):
+            return None
+        options = VerifyOptions(thinking="yes", trials=trials, deadline_s=20, time_s=300, seed=seed)
+        results = run_checks(endpoint_from_url(f"{url}/{name}", MODEL), options, only=list(only))
+        wrong = [f"{rung.name}: {rung.reason}" for rung in results.rungs if rung.verdict in ("warn", "fail")]
+        LOG.add(key, Climb(verdict=results.verdict, requests=results.requests, reason=(*wrong, "")[0]))
+    return LOG.known[key]
 
 
 def family(url: str, given: argparse.Namespace) -> bool:
@@ -246,20 +300,16 @@ def family(url: str, given: argparse.Namespace) -> bool:
         for family in given.family.split(",")
         for name in wanted(given, FAMILIES[family])
     ]
-    missed = []
+    missed, tried = [], 0
     for effort in given.effort or ["normal"]:
         for name in broken:
             ladder = climb(url, name, TRIALS[effort])
-            reasons = [f"{rung.name}: {rung.reason}" for rung in ladder.rungs if rung.verdict in ("warn", "fail")]
-            missed += [name] if ladder.has_passed and ladder.verdict == "pass" else []
-            print(
-                f"{ladder.verdict:5} {name:28} {ladder.requests:4} requests  {reasons[0][:90] if reasons else ''}",
-                flush=True,
-            )
-    print(
-        f"red or yellow: {format_share(wilson_score(len(broken) - len(missed), len(broken)))}; "
-        f"missed: {missed or 'none'}"
-    )
+            if not ladder:
+                continue
+            tried += 1
+            missed += [name] if ladder.verdict == "pass" else []
+            print(f"{ladder.verdict:5} {name:28} {ladder.requests:4} requests  {ladder.reason[:90]}", flush=True)
+    print(f"red or yellow: {format_share(wilson_score(tried - len(missed), tried))}; missed: {missed or 'none'}")
     return not missed
 
 
@@ -267,16 +317,12 @@ def draws(url: str, given: argparse.Namespace) -> bool:
     """Every constant fault of the tests with the checks meant for it, under many seeds: none may hang on a draw."""
     meant = {name: ((fault.check,), 4, "fail" if fault.red else "warn") for name, fault in ALL.items() if fault.check}
     meant |= {name: (rungs, trials, "warn") for name, (rungs, trials) in MISSED.items()}
-    ends = time.monotonic() + 60 * given.minutes
     missed, tried = [], 0
     for name in wanted(given, meant):
         rungs, trials, least = meant[name]
-        if time.monotonic() > ends:
-            print(f"out of time before {name}")
-            break
-        marks = [climb(url, name, trials, rungs, seed).verdict for seed in range(given.climbs)]
-        seeds = [seed for seed, mark in enumerate(marks) if mark not in ("fail", least)]
-        tried += 1
+        ladders = {seed: climb(url, name, trials, rungs, seed) for seed in range(given.climbs)}
+        seeds = [seed for seed, ladder in ladders.items() if ladder and ladder.verdict not in ("fail", least)]
+        tried += any(ladders.values())
         if seeds:
             missed.append(name)
             print(f"{name}: missed by the seeds {seeds}", flush=True)
@@ -290,37 +336,30 @@ def wanted(given: argparse.Namespace, names: Iterable[str]) -> list[str]:
     return [name for name in names if not asked or name in asked]
 
 
-def told(ladder: CheckResults) -> str:
-    """What the first rung that is not green says."""
-    wrong = [rung for rung in ladder.rungs if rung.verdict in ("warn", "fail")]
-    return f"{wrong[0].name}: {wrong[0].reason}" if wrong else ""
-
-
 def odd(url: str, given: argparse.Namespace) -> bool:
     """Every odd server that documentation allows, once: none may be red."""
     verdicts = []
     for name in wanted(given, RIGHT):
         ladder = climb(url, name, TRIALS[(given.effort or ["normal"])[0]])
-        verdicts.append(ladder.verdict)
-        if ladder.verdict != "pass":
-            print(f"{ladder.verdict:5} {name:28} {told(ladder)[:120]}", flush=True)
+        verdicts += [ladder.verdict] if ladder else []
+        if ladder and ladder.verdict != "pass":
+            print(f"{ladder.verdict:5} {name:28} {ladder.reason[:120]}", flush=True)
     print(f"{len(verdicts)} odd servers: {verdicts.count('fail')} red, {verdicts.count('warn')} yellow")
     return "fail" not in verdicts
 
 
 def healthy(url: str, given: argparse.Namespace) -> bool:
     """Right servers, odd ones and such with a model that errs: none may be red."""
-    ends = time.monotonic() + 60 * given.minutes
     count: dict[str, Counter[str]] = {"correct": Counter(), "odd": Counter(), "erring model": Counter()}
     for number in range(given.first, given.first + given.climbs):
         name = _healthy(number)
         ladder = climb(url, name, TRIALS[(given.effort or ["normal"])[0]], seed=number)
+        if not ladder:
+            continue
         sort = "erring model" if "~" in name else "odd" if name.startswith("odd") else "correct"
         count[sort][ladder.verdict] += 1
         if ladder.verdict != "pass":
-            print(f"{ladder.verdict:5} {name}, seed {number}: {told(ladder)[:160]}", flush=True)
-        if time.monotonic() > ends:
-            break
+            print(f"{ladder.verdict:5} {name}, seed {number}: {ladder.reason[:160]}", flush=True)
     for sort, verdicts in count.items():
         climbs, red = sum(verdicts.values()), verdicts["fail"]
         print(f"{sort}: {climbs} ladders, {red} red, {verdicts['warn']} yellow; not red {_share(climbs - red, climbs)}")

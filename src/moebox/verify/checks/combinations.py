@@ -39,7 +39,7 @@ FAMILIES = {
 # These change how a request is served, never what is a right answer to it.
 NEUTRAL = ("streamed", "a stop string", "logprobs", "among others", "beside a cancelled stream")
 ABSENT_STOP = "⟦end of the letter⟧"  # is in no answer
-NEIGHBOUR_FAMILIES = ("json_schema", "tool_call", "secret")
+NEIGHBOUR_FAMILIES = ("json_schema", "tool_call")
 NEIGHBOUR_TOKENS = 32
 QUICK_ROWS = 10  # of the list of pairs, which begins with the rows that cover most
 CANDIDATES = 12  # rows from which each next one of the list is chosen
@@ -141,6 +141,13 @@ class CombinationProbe:
         self.session = session
         self.plain = {name: values[0] for name, values in features.items()}
         self.earlier = session.draw("tool_call")
+        self.neighbours = []  # the same for each row: a prefix cache then knows their beginnings
+        for family in NEIGHBOUR_FAMILIES:
+            question = session.draw(family, thinking=session.model_thinks and family == "tool_call")
+            more = {"tools": list(question.tools) or None, "response_format": question.response_format}
+            body = session.chat_request(question.messages, thinking=question.thinking, max_tokens=NEIGHBOUR_TOKENS)
+            body |= {key: value for key, value in more.items() if value} | ({} if question.tools else {"stream": True})
+            self.neighbours.append(body)
         self.refused: dict[str, str] = {}
         self.found: list[str] = []
 
@@ -149,9 +156,10 @@ class CombinationProbe:
         session, request = self.session, build_request(row, question, self.earlier)
         others: list[asyncio.Task[Any]] = []
         if row["neighbours"] == "among others":
-            for number, family in enumerate(NEIGHBOUR_FAMILIES):
-                neighbour = session.draw(family, thinking=session.model_thinks and number == 1)
-                others.append(asyncio.create_task(self._ask_aside(neighbour, stream=number % 2 == 0)))
+            turns = session.draw("secret").messages  # another one each time: its prompt is read beside this answer
+            fresh = session.chat_request(turns, max_tokens=NEIGHBOUR_TOKENS, stream=True)
+            posts = [session.client.post(session.chat_url, body) for body in (*self.neighbours, fresh)]
+            others += map(asyncio.create_task, posts)
         elif row["neighbours"] == "beside a cancelled stream":
             story = session.chat_request([user_turn("Write a long story.")], max_tokens=256, stream=True)
             others.append(asyncio.create_task(session.client.post_and_disconnect(session.chat_url, story)))
@@ -161,17 +169,6 @@ class CombinationProbe:
         finally:
             await asyncio.gather(*others, return_exceptions=True)
         return request.judge(session, answer)
-
-    async def _ask_aside(self, question: Question, *, stream: bool) -> None:
-        body = self.session.chat_request(
-            question.messages,
-            thinking=question.thinking,
-            max_tokens=NEIGHBOUR_TOKENS,
-            stream=stream or None,
-            tools=list(question.tools) or None,
-            response_format=question.response_format,
-        )
-        await self.session.client.post(self.session.chat_url, body)
 
     async def judge_row(self, row: Combination, question: Question) -> tuple[str, bool]:
         """Like `ask`, with a reply that cannot be read as a failure; a rejection counts as no failure and is noted."""

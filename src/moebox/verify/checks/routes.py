@@ -18,13 +18,14 @@ from moebox.verify.session import ProbeSkipped, error_text
 from moebox.verify.trials import Check, CheckSession, TrialOutcome, pass_if
 from moebox.verify.violations import parse_strict_json
 
-TOPS = (20, 5)  # most likely tokens asked for; some servers refuse more than 5
+TOPS = (20, 20, 5)  # most likely tokens asked for; some servers refuse more than 5, and a text may be at its end
 TOKENS = 6  # generated and compared as long as both routes write the same
 CHARS = 240  # of a text; half of it in a short context
 LENGTHS = (1000, 8000, 32000)  # tokens, and near the limit
 CHARS_PER_TOKEN = 1.5  # of pseudo-words and figures with any tokenizer; less text than wanted does no harm
 MAX_LONG_S = 10.0  # for one long prompt, unless the run is thorough
 NOISE_READINGS = 2
+CACHED_READINGS = 3  # of a long prompt; the first may fill the cache, and one that differs would be yellow only
 NEIGHBOURS = 3  # in a crowd: batches of four take other kernels than one alone
 # Share of probability on other tokens. The phantom on healthy llama.cpp moves up to 0.14 by another route (2026-11-17:
 # its experts flip at near ties); what a damaged route moves is known from a toy server only.
@@ -48,8 +49,8 @@ class RouteReader:
         """Find out whether the server gives log-probabilities, and measure its noise. Raise ProbeSkipped if not."""
         if self.allowed:
             return
-        text = self.draw_text(self.chars)
         for self.top in TOPS:
+            text = self.draw_text(self.chars)
             if found := await self.read(text, fresh=True):
                 break
         else:
@@ -111,9 +112,12 @@ async def probe_route(session: CheckSession, name: str, route: Route, *, again: 
 
     async def attempt(stream: bool) -> TrialOutcome:
         nonlocal worst
-        text = known.pop() if known else reader.draw_text(round(part * reader.chars))
-        if text not in reader.alone:
-            reader.alone[text] = await reader.read(text, fresh=True)
+        for _ in TOPS:
+            text = known.pop() if known else reader.draw_text(round(part * reader.chars))
+            if text not in reader.alone:
+                reader.alone[text] = await reader.read(text, fresh=True)
+            if reader.alone[text]:
+                break
         readings = await route(reader, text)
         share = max((apart(reader.alone[text], reading) for reading in readings), default=0.0)
         worst = max(worst, share)
@@ -164,15 +168,16 @@ async def probe_long(session: CheckSession) -> str:
     limit = (session.options.context or session.context_limit or 0) - 64
     seconds_per_char = 0.0
     tried = []
-    for length in sorted({*(size for size in LENGTHS if size < limit), *([limit] if limit > 1000 else [])}):
+    for length in sorted({*(size for size in LENGTHS if size < limit), *([limit] if limit > 2 * LENGTHS[0] else [])}):
         chars = round(length * CHARS_PER_TOKEN)
         if chars * seconds_per_char > MAX_LONG_S and session.options.trials < TRIALS["thorough"]:
             break
         text = reader.draw_text(chars)
         alone = await reader.read(text, fresh=True)
         seconds_per_char = session.exchanges[-1].seconds / chars
-        cached = await reader.read(text)
-        shares = [apart(alone, cached), apart(alone, await reader.read(text))]
+        if not alone:
+            break  # the server refuses a prompt of this length
+        shares = [apart(alone, await reader.read(text)) for _ in range(CACHED_READINGS)]
         wrong = f"cached prefixes differ at {format_count(length)} tokens: {max(shares):.0%} of the probability moved"
         for share in shares:
             session.failures.expect("routes", share <= reader.allowed, wrong)

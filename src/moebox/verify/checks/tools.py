@@ -92,7 +92,7 @@ async def probe_parallel_calls(session: CheckSession) -> Score:
         name, ask, schema = next(shape for shape in SHAPES if not shape[2]["properties"])
         bare = {"type": "function", "function": {"name": name, "description": ask, "parameters": schema}}
         turn = {"role": "user", "content": f"Do two things. {ask} {drawn.messages[-1]['content']}"}
-        both = replace(drawn, messages=(*drawn.messages[:-1], turn), tools=(bare, *drawn.tools))
+        both = replace(drawn, messages=(*drawn.messages[:-1], turn), tools=(*drawn.tools, bare))
         return await compare_modes(session, both, **setting)
 
     await session.run_trials("tool-call", attempt_both, 0.13, 1, stream=True)
@@ -269,9 +269,9 @@ CHECK = Check(
         "choice named": probe_choice_named,
         "with a form": probe_response_format,
         "ids": probe_call_ids,
-        "shapes": probe_argument_shapes,
         "and back": probe_result_use,
         "malformed history": probe_malformed_history,
+        "shapes": probe_argument_shapes,
         "silence": probe_silence,
         "order": probe_parameter_order,
     },
