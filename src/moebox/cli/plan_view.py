@@ -101,7 +101,9 @@ def fit_cell(plan: Plan) -> AssessmentCell:
     for ram in (device for device in plan.memory.devices if device.device == "ram" and device.weights_total):
         used, kept = (ram.total - ram.free - ram.overhead) / 2**30, ram.overhead / 2**30
         in_ram = f"{used:,.0f} of {ram.total / 2**30:,.0f} GiB of RAM, {kept:,.0f} for system and server"
-        if ram.free < LITTLE_RAM * ram.total:
+        if not ram.free:  # as much as is needed: the amount is unknown
+            in_ram = f"needs {ram.total / 2**30:,.0f} GiB of RAM"
+        elif ram.free < LITTLE_RAM * ram.total:
             in_ram, tone = f"{in_ram}: only {ram.free / 2**30:,.1f} left", "warn"
     if not gpus:
         return AssessmentCell(name="fits", text=in_ram, tone=tone, detail=cache)
