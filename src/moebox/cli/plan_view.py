@@ -65,7 +65,7 @@ class NextSteps:
 
 
 def answer(plan: Plan, model: Model, steps: NextSteps, *, width: int) -> Assessment:
-    """Return what the user asked for, in at most 24 lines of 80 columns; warnings have one line each."""
+    """Return what the user asked for, in at most 24 lines of 80 columns; notes have one line each, warnings two."""
     cells = [AssessmentCell(name="chosen", text=plan_title(plan, model).plain), fit_cell(plan), speed_cell(plan)]
     checkpoint = deploy(plan.recipe).checkpoint
     if known := find_divergence(checkpoint):
@@ -73,7 +73,9 @@ def answer(plan: Plan, model: Model, steps: NextSteps, *, width: int) -> Assessm
     order = list(SEVERITY_TONES)
     warnings = sorted(plan.warnings, key=lambda warning: order.index(warning.severity))
     for number, warning in enumerate(warnings[:SHOWN_WARNINGS]):
-        text = textwrap.shorten(warning.text, max(width - CELL_INDENT, 20), placeholder=" …")
+        room = max(width - CELL_INDENT, 20) * (1 if warning.severity == "note" else 2) - 4
+        whole = f"{warning.text} → {warning.remedy}"
+        text = textwrap.shorten(whole if warning.remedy and len(whole) <= room else warning.text, room, placeholder=" …")
         name = "" if number else "notes"
         cells.append(AssessmentCell(name=name, text=text, tone=SEVERITY_TONES[warning.severity]))
     if warnings:

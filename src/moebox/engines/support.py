@@ -1,6 +1,7 @@
 """What the support matrix and the engine's own checks know of a deployment, as warnings of a plan."""
 
 import functools
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Literal
@@ -105,9 +106,9 @@ def _possible(setup: Setup, support: Support) -> Iterator[PlanWarning]:
     near = {"gpu", "architecture"}
     shown = [match for match in support.possible if match.row.state != "runs" and near & match.row.dimensions]
     for match in sorted(shown, key=lambda match: match.row.date, reverse=True)[:MOST_POSSIBLE]:
-        conditions = " and ".join(match.conditions).replace("host = ", "the host has ")
-        condition = conditions or f"as in {setup.engine} {setup.version}"
-        yield replace(_warning(setup, match.row, "note", f"if {condition}: {match.row.text}"), symptom="")
+        conditions = " and ".join(re.sub("^(driver|host) = ", r"the \1 has ", text) for text in match.conditions)
+        text = f"{match.row.text} Only if {conditions or f'this build behaves like the release {setup.version}'}."
+        yield replace(_warning(setup, match.row, "note", text), symptom="")
 
 
 def _warning(setup: Setup, row: SupportRow, severity: Literal["note", "warning", "fatal"], text: str) -> PlanWarning:
