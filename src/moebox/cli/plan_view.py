@@ -73,9 +73,9 @@ def answer(plan: Plan, model: Model, steps: NextSteps, *, width: int) -> Assessm
     order = list(SEVERITY_TONES)
     warnings = sorted(plan.warnings, key=lambda warning: order.index(warning.severity))
     for number, warning in enumerate(warnings[:SHOWN_WARNINGS]):
-        room = max(width - CELL_INDENT, 20) * (1 if warning.severity == "note" else 2) - 4
-        whole = f"{warning.text} → {warning.remedy}"
-        text = textwrap.shorten(whole if warning.remedy and len(whole) <= room else warning.text, room, placeholder=" …")
+        room = max(width - CELL_INDENT, 20) * {"note": 1}.get(warning.severity, 2) - 4
+        text = f"{warning.text} → {warning.remedy}".removesuffix(" → ")
+        text = textwrap.shorten(text if len(text) <= room else warning.text, room, placeholder=" …")
         name = "" if number else "notes"
         cells.append(AssessmentCell(name=name, text=text, tone=SEVERITY_TONES[warning.severity]))
     if warnings:
