@@ -72,11 +72,10 @@ def answer(plan: Plan, model: Model, steps: NextSteps, *, width: int) -> Assessm
         cells.append(AssessmentCell(name="quality", text=f"{checkpoint.quant}: {known.summary(checkpoint)}"))
     order = list(SEVERITY_TONES)
     warnings = sorted(plan.warnings, key=lambda warning: order.index(warning.severity))
-    for number, warning in enumerate(warnings[:SHOWN_WARNINGS]):
+    for name, warning in zip(("notes", *[""] * (SHOWN_WARNINGS - 1)), warnings, strict=False):
         room = max(width - CELL_INDENT, 20) * {"note": 1}.get(warning.severity, 2) - 4
         text = f"{warning.text} → {warning.remedy}".removesuffix(" → ")
         text = textwrap.shorten(text if len(text) <= room else warning.text, room, placeholder=" …")
-        name = "" if number else "notes"
         cells.append(AssessmentCell(name=name, text=text, tone=SEVERITY_TONES[warning.severity]))
     if warnings:
         more = len(warnings) - SHOWN_WARNINGS
