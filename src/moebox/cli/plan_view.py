@@ -78,8 +78,7 @@ def answer(plan: Plan, model: Model, steps: NextSteps, *, width: int) -> Assessm
         text = textwrap.shorten(text if len(text) <= room else warning.text, room, placeholder=" …")
         cells.append(AssessmentCell(name=name, text=text, tone=SEVERITY_TONES[warning.severity]))
     if warnings:
-        more = len(warnings) - SHOWN_WARNINGS
-        cells.append(AssessmentCell(name="", text=f"{more} more: --why" if more > 0 else "in full: --why"))
+        cells.append(AssessmentCell(name="", text=f"{plural(len(warnings), 'note')} in full: --why"))
     up, refusal = steps.up_command(plan), start_refusal(plan, here=steps.here)
     fetch = re.search("`(moebox fetch .+?)`", refusal)
     first = () if steps.saved else (steps.save,)
