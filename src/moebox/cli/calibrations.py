@@ -35,8 +35,7 @@ def calibrations(*, json: AsJson = False) -> int:
         stdout_console().print(table)
 
     document = {"calibrations": [*map(calibration_summary, stored.calibrations)], "unreadable": stored.unreadable}
-    print_result(json, document, show)
-    return 0
+    return print_result(json, document, show)
 
 
 def show(name: str, *, json: AsJson = False) -> int:
@@ -46,8 +45,7 @@ def show(name: str, *, json: AsJson = False) -> int:
         name: Its id, or the beginning of it.
     """
     found = store.find_calibration(name)
-    print_result(json, found, lambda: _print_calibration(found))
-    return 0
+    return print_result(json, found, lambda: _print_calibration(found))
 
 
 def _print_calibration(found: Calibration) -> None:
@@ -73,8 +71,7 @@ def remove(name: str, *, json: AsJson = False) -> int:
         name: Its id, or the beginning of it.
     """
     found = store.remove_calibration(name)
-    print_result(json, {"removed": found.id}, lambda: print_lines([f"removed {found.id}"], stderr=True))
-    return 0
+    return print_result(json, {"removed": found.id}, lambda: print_lines([f"removed {found.id}"], stderr=True))
 
 
 def export(name: str, path: Path, *, json: AsJson = False) -> int:
@@ -87,8 +84,7 @@ def export(name: str, path: Path, *, json: AsJson = False) -> int:
     found = store.find_calibration(name)
     store.write_calibration(found, path)
     document = {"exported": found.id, "path": str(path)}
-    print_result(json, document, lambda: print_lines([f"wrote {path}"], stderr=True))
-    return 0
+    return print_result(json, document, lambda: print_lines([f"wrote {path}"], stderr=True))
 
 
 def import_(path: Path, *, json: AsJson = False) -> int:
@@ -102,8 +98,7 @@ def import_(path: Path, *, json: AsJson = False) -> int:
     refuse_if(not is_solved(found), unsolved, hint="export it after a finished rehearsal")
     store.store_calibration(replace(found, imported=path.name))
     line = f"imported {found.id}: {found.place.text}, {found.layout.text}"
-    print_result(json, {"imported": found.id}, lambda: print_lines([line], stderr=True))
-    return 0
+    return print_result(json, {"imported": found.id}, lambda: print_lines([line], stderr=True))
 
 
 def calibration_summary(calibration: Calibration) -> Document:

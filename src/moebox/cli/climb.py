@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def climb(
-    recipe: str = "", /, *, resume: str = "", output: OutputPath = None, settings: Settings = None, json: AsJson = False
+    recipe: str = "", /, *, resume: str = "", output: OutputPath = None, settings: Settings = (), json: AsJson = False
 ) -> int:
     """Try one setting at a time: context, then speculative decoding, then what the recipe's [climb] table lists.
 
@@ -42,10 +42,10 @@ def climb(
 
     which = "name a recipe, or a run with --resume"
     refuse_if(bool(recipe) == bool(resume), which, hint="`moebox climb recipe.toml`")
-    parse_effort(settings or ())
+    parse_effort(settings)
     check_writable(output)
     start, run = begin_trials("climb", recipe, resume)
-    effort = parse_effort(settings or (), run)
+    effort = parse_effort(settings, run)
     stderr_console().print(f"run: {run.path}", soft_wrap=True)
     notify = (lambda kind, news: None) if json else print_news
     with interrupt_message(f"resume with: moebox climb --resume {run.id}"):
@@ -60,8 +60,7 @@ def climb(
         print_lines([f"best verified recipe: {output or run.path / trials.BEST_FILE}"])
 
     document = {**run.read_json(trials.TABLE_FILE), "recipe": codec.to_plain(best.recipe), "run": str(run.path)}
-    print_result(json, document, print_table)
-    return 0
+    return print_result(json, document, print_table)
 
 
 def begin_trials(command: str, name: str, resume: str) -> "tuple[Recipe, Run]":

@@ -49,9 +49,9 @@ def compare(
     /,
     *,
     by: Literal["answers", "task"] = "answers",
-    concurrency: Names = None,
+    concurrency: Names = (),
     effort: Effort = "normal",
-    settings: Settings = None,
+    settings: Settings = (),
     model: str = "",
     model_b: str = "",
     key_env: str = "",
@@ -88,7 +88,7 @@ def compare(
     wrong = f"--concurrency {','.join(words)}: write it like 1,4,16"
     streams = flags.parse_numbers(words, int, lambda count: 1 <= count <= 256, not_numbers=wrong, out_of_range=limits)
     usual = EFFORTS[effort]
-    chosen = apply_settings(usual, settings or ())
+    chosen = apply_settings(usual, settings)
     refuse_out_of_range("--set rounds", chosen.rounds, 2, 100)
     refuse_out_of_range("--set questions", chosen.questions, 1, 1000)
     refuse_out_of_range("--set jobs", chosen.jobs, 2, 10_000)

@@ -10,7 +10,7 @@ from moebox import codec
 from moebox.cli import flags
 from moebox.cli.display import VERDICT_MARKS
 from moebox.cli.flags import AsJson, Switch
-from moebox.cli.output import exit_code, print_lines, print_result, stderr_console, stdout_console
+from moebox.cli.output import print_lines, print_result, stderr_console, stdout_console
 from moebox.core import registry
 from moebox.core.recipe import EngineName
 from moebox.errors import UnknownName, refuse_if
@@ -84,8 +84,7 @@ def logs(
             lines = [f"\nknown of this setup: {warning.text}", f"  remedy: {warning.remedy}" * bool(warning.remedy)]
             print_lines([*filter(None, lines), f"  source: {warning.source}"])
 
-    print_result(json, document, show)
-    return exit_code(not (found.cause or found.exception or found.ends_with_error))
+    return print_result(json, document, show, good=not (found.cause or found.exception or found.ends_with_error))
 
 
 def known_of_run(folder: Path) -> "tuple[Recipe | None, list[PlanWarning]]":
@@ -181,8 +180,7 @@ def box(
         stdout_console().print(summary, checks_table(checks), sep="\n")
 
     verdict = "fail" if counts["fail"] else "pass"
-    print_result(json, {"box": place.name, "checks": checks, "verdict": verdict}, show)
-    return exit_code(verdict != "fail")
+    return print_result(json, {"box": place.name, "checks": checks, "verdict": verdict}, show, good=verdict != "fail")
 
 
 def checks_table(checks: "Sequence[HostCheck] | Sequence[PackageCheck]") -> "Table":
@@ -226,5 +224,4 @@ def engine(name: str, /, *, json: AsJson = False) -> int:
             )
         stdout_console().print(f"{len(checks)} checks: {counts['fail']} failed", checks_table(shown), sep="\n")
 
-    print_result(json, {"engine": name, "checks": checks, "verdict": verdict}, show)
-    return exit_code(verdict != "fail")
+    return print_result(json, {"engine": name, "checks": checks, "verdict": verdict}, show, good=verdict != "fail")

@@ -40,8 +40,7 @@ def engines(*, json: AsJson = False) -> int:
             table.add_row(row.engine, row.version, kind, size, where or "–", ", ".join(users[id(row)]) or "–")
         stdout_console().print(table)
 
-    print_result(json, document, show)
-    return 0
+    return print_result(json, document, show)
 
 
 def install(engine: str = "", source: str = "", image: str = "", *, json: AsJson = False) -> int:
@@ -65,8 +64,7 @@ def install(engine: str = "", source: str = "", image: str = "", *, json: AsJson
     gpus = detect.load_box().gpus if wanted.kind == "build" else ()
     done = install_engine(wanted, tree=source, gpus=gpus, notify=lambda text: print_lines([text], stderr=True))
     text = f'{done.name} is installed; a recipe uses it with engine_version = "{done.version}"'
-    print_result(json, {**codec.to_plain(done), "name": done.name}, lambda: print_lines([text]))
-    return 0
+    return print_result(json, {**codec.to_plain(done), "name": done.name}, lambda: print_lines([text]))
 
 
 def remove(name: str, *, json: AsJson = False) -> int:
@@ -81,8 +79,7 @@ def remove(name: str, *, json: AsJson = False) -> int:
     left = _recipes_using(gone, _saved_recipes())
     lines = [f"{gone.name} is removed, {format_gb(gone.bytes)} are free again"]
     lines += [f"warning: the recipe {recipe} still names it" for recipe in left]
-    print_result(json, {"removed": gone.name, "bytes": gone.bytes, "recipes": left}, lambda: print_lines(lines))
-    return 0
+    return print_result(json, {"removed": gone.name, "bytes": gone.bytes, "recipes": left}, lambda: print_lines(lines))
 
 
 def _saved_recipes() -> dict[str, Recipe]:

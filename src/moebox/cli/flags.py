@@ -12,9 +12,9 @@ from moebox.units import parse_seconds, parse_tokens
 T = TypeVar("T")
 Switch = Annotated[bool, Parameter(negative=())]
 AsJson = Annotated[bool, Parameter(parse=False)]  # the global --json
-Names = Annotated[list[str] | None, Parameter(negative=())]  # comma-separated or repeated
+Names = Annotated[tuple[str, ...], Parameter(negative=())]  # comma-separated or repeated
 OutputPath = Annotated[Path | None, Parameter(name=["--output", "-o"])]
-Settings = Annotated[list[str] | None, Parameter(name="--set", negative=(), allow_leading_hyphen=False)]  # path=value
+Settings = Annotated[tuple[str, ...], Parameter(name="--set", negative=(), allow_leading_hyphen=False)]  # path=value
 UNSET: tuple[object, ...] = (None, "", (), [])  # the values of flags that were not given
 
 

@@ -141,7 +141,7 @@ def forecast(
     rate: str | None = None,
     workload: str = "",
     plan: Annotated[PlanArgs, Parameter(name="*")] = NO_PLAN_ARGS,
-    settings: Settings = None,
+    settings: Settings = (),
     ram: str = "",
     ram_bandwidth: str = "",
     force: Switch = False,
@@ -178,7 +178,7 @@ def forecast(
     missing = is_serving and not workload and None in (input, output)
     refuse_if(missing, "a serving run needs --input and --output", hint="such as --input 8192 --output 2048")
     refuse_if(prompts and not (is_serving or prefill), "--input needs --output or --prefill")
-    work, others = split_settings(find_workload_file(workload or "random"), settings or ())
+    work, others = split_settings(find_workload_file(workload or "random"), settings)
     if is_serving:
         work = _with_flags(work, prompts, parse_token_count("--output", output), streams, rate)
     else:

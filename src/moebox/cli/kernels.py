@@ -119,8 +119,7 @@ def kernels(
         return tune_kernels(request, output or Path("tuned"), json=json)
     if revert:
         restored = revert_patches(scans.engine_root(request), request.engine)
-        print_result(json, {"restored": restored}, lambda: print_lines(f"restored {path}" for path in restored))
-        return 0
+        return print_result(json, {"restored": restored}, lambda: print_lines(f"restored {path}" for path in restored))
     folder = Run.open_shared(run) if run else None  # an error comes before minutes are spent
     scans.engine_root(request)
     parts = (request.engine, request.arch.name, request.model.name, str(request.tp), request.kv, request.only)
@@ -152,8 +151,7 @@ def check_cache(folder: Path, arch_name: str, *, json: bool) -> int:
             stdout_console().print(f"[bold]{kernel.kernel}[/bold] {need} {shape}")
         stderr_console().print(f"{plural(len(found), 'kernel')}, {len(bad)} of them cannot launch")
 
-    print_result(json, {"kernels": found, "bad": len(bad)}, show)
-    return exit_code(not bad)
+    return print_result(json, {"kernels": found, "bad": len(bad)}, show, good=not bad)
 
 
 def check_configs(folder: Path, arch: Arch, *, json: bool) -> int:
@@ -174,8 +172,7 @@ def check_configs(folder: Path, arch: Arch, *, json: bool) -> int:
         stderr_console().print(f"{total}, {unknown} must be compiled to know")
 
     files = [{"verdict": file.verdict, **codec.to_document(file)} for file in found]
-    print_result(json, {"arch": arch.name, "files": files, "bad": len(bad)}, show)
-    return exit_code(not bad)
+    return print_result(json, {"arch": arch.name, "files": files, "bad": len(bad)}, show, good=not bad)
 
 
 def tune_kernels(request: "KernelRequest", folder: Path, *, json: bool) -> int:
@@ -225,8 +222,7 @@ def fix_kernels(
     failing = found.failing_launches
     if not failing:
         stderr_console().print(f"nothing to fix: every launch fits {request.arch.name}")
-        print_result(json, {"remedies": [], "diff": ""}, lambda: None)
-        return 0
+        return print_result(json, {"remedies": [], "diff": ""}, lambda: None)
     if all(launch.verdict == "does not compile" for launch in failing):
         text = f"{failing[0].kernel} does not compile, and other block sizes do not fix that: {failing[0].error}"
         raise ExternalError(text, hint="try another version of Triton or of the engine")

@@ -23,12 +23,13 @@ def print_json(document: Any) -> None:
     sys.stdout.flush()
 
 
-def print_result(json: bool, document: Any, show: "Callable[[], object]") -> None:
-    """Print a command's result: one JSON document, or what `show` prints for users."""
+def print_result(json: bool, document: Any, show: "Callable[[], object]", *, good: object = True) -> int:
+    """Print a command's result, one JSON document or what `show` prints for users, and return its exit code."""
     if json:
         print_json(document)
     else:
         show()
+    return exit_code(good)
 
 
 def exit_code(good: object) -> int:

@@ -33,8 +33,7 @@ def ps(*, json: AsJson = False) -> int:
         lines = [line for row in rows for line in _engine_lines(row)] or ["nothing is running"]
         print_lines([*lines, *gpu_lines(holders)])
 
-    print_result(json, {"engines": rows, "gpus": {str(index): held for index, held in holders.items()}}, show)
-    return 0
+    return print_result(json, {"engines": rows, "gpus": {str(index): held for index, held in holders.items()}}, show)
 
 
 def restore_interrupted() -> None:
@@ -153,5 +152,4 @@ def down(
         signals = ["SIGKILL"] if kill_orphans(orphan) else []
         stopped.append({"id": orphan, "was": "left behind", "signals": signals})
     lines = [f"{row['id']}: {row['was']}, now stopped" for row in stopped] or ["nothing was running"]
-    print_result(json, {"stopped": stopped}, lambda: stdout_console().print("\n".join(lines), markup=False))
-    return 0
+    return print_result(json, {"stopped": stopped}, lambda: stdout_console().print("\n".join(lines), markup=False))

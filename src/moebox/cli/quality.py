@@ -17,7 +17,7 @@ def quality(
     target: str = "",
     /,
     *,
-    reference: Names = None,
+    reference: Names = (),
     save: Path | None = None,
     text: Path | None = None,
     model: str = "",
@@ -37,7 +37,6 @@ def quality(
         text: Score this text file too.
         model: The served model name. Default: the only one that the server lists.
         key_env: The environment variable that holds the key.
-        json: Print JSON.
     """
     from moebox import codec
     from moebox.files import write_atomic

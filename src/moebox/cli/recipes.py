@@ -33,5 +33,4 @@ def recipes(*, json: AsJson = False) -> int:
         print_lines([f"{len(of_runs) - room} older ones of runs: --json"] * (len(of_runs) > room))
         print_lines(["\nstart one: moebox up NAME; change one: moebox up NAME --set context=32k"])
 
-    print_result(json, {"recipes": rows}, show)
-    return 0
+    return print_result(json, {"recipes": rows}, show)

@@ -21,7 +21,7 @@ def rehearse(
     measure: Switch = False,
     budget: str = "",
     phantom: Switch = False,
-    settings: Settings = None,
+    settings: Settings = (),
     json: AsJson = False,
 ) -> int:
     """Boot RECIPE's engine with its own flags, few layers and dummy weights; prompt it, decode, and stop it.
@@ -51,7 +51,7 @@ def rehearse(
     from moebox.serve.order import require_engine
     from moebox.store import Run
 
-    starting, others = split_settings(NodeSettings(), settings or ())
+    starting, others = split_settings(NodeSettings(), settings)
     chosen = recipes.load_recipe(recipe, others)
     budget_s = flags.parse_duration("--budget", budget or DEFAULT_BUDGET)
     words = flags.split_names(layers)
@@ -98,8 +98,7 @@ def rehearse(
             stdout_console().print(step_table(calibration))
             print_lines(lines)
 
-        print_result(json, calibration_summary(calibration) | more, show)
-        return 0
+        return print_result(json, calibration_summary(calibration) | more, show)
     about = {"recipe": chosen.name, "engine": chosen.engine, "layers": rehearsal.layers, "verdict": "pass"}
     about |= {"steps": rehearsal.steps, "facts": rehearsal.facts, "not_rehearsed": rehearsal.not_rehearsed}
     lines = []
@@ -107,5 +106,4 @@ def rehearse(
         took = format_seconds(step.seconds) if step.seconds else ""
         lines.append(f"✓ {step.name:<12} {step.detail}  {took}".rstrip())
     lines += ["\nnot rehearsed:", *(f"  {note}" for note in rehearsal.not_rehearsed)]
-    print_result(json, {**about, "run": str(run.path)}, lambda: print_lines(lines))
-    return 0
+    return print_result(json, {**about, "run": str(run.path)}, lambda: print_lines(lines))

@@ -30,7 +30,6 @@ def render(
         file_format: What to write; kustomize is a folder, grafana a dashboard, prometheus alert rules.
         output: The file or folder to write. Default: print it.
         force: Write it although it does not fit the box it was planned for.
-        json: Print the text with its warnings as one JSON document.
     """
     deployment = deploy(recipes.load_recipe(recipe))
     if not force:
@@ -52,5 +51,4 @@ def render(
 
     texts = {"text": files[""]} if "" in files else {"files": files}
     about = {"form": file_format, **texts, "output": str(output) if output else None, "warnings": warnings}
-    print_result(json, about, show)
-    return 0
+    return print_result(json, about, show)

@@ -22,11 +22,9 @@ def report(
         pdf: A PDF beside it, by Chromium or WeasyPrint.
         md: Markdown beside it.
         title: The heading. Default: made from models and boxes.
-        json: Print the paths as JSON.
     """
     made = api.report(run or ("latest",), output, pdf=pdf, markdown=md, title=title)
-    print_result(json, {"files": made}, lambda: print_lines(made))
-    return 0
+    return print_result(json, {"files": made}, lambda: print_lines(made))
 
 
 def pack(*run: str, output: OutputPath = None, pdf: bool = True, row: Switch = False, json: AsJson = False) -> int:
@@ -39,7 +37,6 @@ def pack(*run: str, output: OutputPath = None, pdf: bool = True, row: Switch = F
         output: A folder, or a file ending in .tar.gz. Default: RUN.tar.gz in this folder.
         pdf: Make the PDF too, if that is possible.
         row: Write one run's row of the public matrix instead (box, versions, recipe digest, checks, speed).
-        json: Print the path and what was left out as JSON.
     """
     from moebox.report.pack import pack_runs, row_of_run
 
@@ -48,10 +45,8 @@ def pack(*run: str, output: OutputPath = None, pdf: bool = True, row: Switch = F
         refuse_if(len(found) > 1, "--row takes one run")
         target = output or Path(f"{found[0].id}.row.toml")
         write_file(target, redact_text(codec.to_toml(row_of_run(read_run(found[0])))))
-        print_result(json, {"path": target}, lambda: print_lines([target]))
-        return 0
+        return print_result(json, {"path": target}, lambda: print_lines([target]))
     path, left_out = pack_runs(found, output or Path(f"{found[0].id}.tar.gz"), pdf=pdf)
     if not json:
         print_lines((f"left out: {line}" for line in left_out), stderr=True)
-    print_result(json, {"path": path, "left_out": left_out}, lambda: print_lines([path]))
-    return 0
+    return print_result(json, {"path": path, "left_out": left_out}, lambda: print_lines([path]))

@@ -51,7 +51,7 @@ def run(
     ram_bandwidth: str = "",
     twin: Switch = False,
     until: str = "",
-    skip: Names = None,
+    skip: Names = (),
     concurrency: str = "",
     port: int | None = None,
     keep: Switch = False,
@@ -80,7 +80,6 @@ def run(
             two jobs. thorough has six times as many trials of each check.
         yes: Agree to every prompt: fetch missing weights, go on after failed checks of this machine.
         resume: Resume this run, by folder or name; `latest` is the newest one.
-        json: Print the run as one JSON document at the end.
     """
     from moebox.flows.run import Runner
     from moebox.stream.awake import AwakeClock
@@ -110,7 +109,7 @@ def run(
             ram_bandwidth=ram_bandwidth,
             twin=twin,
             until=until or "report",  # type: ignore[arg-type]
-            skip=tuple(flags.split_names(*(skip or ()))),  # type: ignore[arg-type]
+            skip=tuple(flags.split_names(*skip)),  # type: ignore[arg-type]
             concurrency=streams,
             keep=keep,
             port=port,

@@ -82,8 +82,7 @@ def history(name: str, *, json: AsJson = False) -> int:
             table.add_row(when, row.version, row.checks or "–", speed, speed_bar(row, rows), result)
         stdout_console().print(table)
 
-    print_result(json, {"name": name, "history": rows}, show)
-    return 0
+    return print_result(json, {"name": name, "history": rows}, show)
 
 
 def _print_runs(found: "Sequence[RunSummary]", live: set[str], width: int) -> None:
@@ -141,8 +140,7 @@ def show(
         "missing": record.gaps,
         "users": read_usage_file(found.path),
     }
-    print_result(json, document, lambda: _print_run(found, record, everything=everything))
-    return 0
+    return print_result(json, document, lambda: _print_run(found, record, everything=everything))
 
 
 def _print_run(run: Run, record: "RunRecord", *, everything: bool) -> None:

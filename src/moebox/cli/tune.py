@@ -20,7 +20,7 @@ def tune(
     goal: Literal["throughput", "latency", "efficiency"] | None = None,
     budget: str = "",
     resume: str = "",
-    settings: Settings = None,
+    settings: Settings = (),
     json: AsJson = False,
 ) -> int:
     """Search the settings that the engine declares for the fastest ones that still answer correctly.
@@ -47,7 +47,7 @@ def tune(
     from moebox.store import calibrations
 
     refuse_if(bool(recipe) == bool(resume), "name a recipe, or a run with --resume", hint="`moebox tune recipe.toml`")
-    options, others = split_settings(TuneOptions(goal=goal or "throughput"), settings or ())
+    options, others = split_settings(TuneOptions(goal=goal or "throughput"), settings)
     if budget:
         options = replace(options, budget_s=flags.parse_duration("--budget", budget))
     refuse_if(not 10 <= options.budget_s <= 30 * 86400, "--budget must be from 10s to 720h")
@@ -60,7 +60,7 @@ def tune(
     if resume and (stored := run.read_json(TUNE_FILE)):
         kept = codec.decode(TuneState, stored, where=str(run.path / TUNE_FILE)).options
         refuse_if(goal not in (None, kept.goal), f"--goal {goal}: {run.id} was begun for {kept.goal}")
-        options, _ = split_settings(kept, settings or ())
+        options, _ = split_settings(kept, settings)
         options = replace(options, budget_s=parse_seconds(budget)) if budget else options
     effort = parse_effort(others, run, usual)
     stderr_console().print(f"run: {run.path}", soft_wrap=True)
@@ -76,5 +76,4 @@ def tune(
         print_lines([f"best recipe: {run.path / BEST_FILE}", f"picture: {run.path / 'pareto.svg'}"])
 
     document = {**codec.to_plain(found), "recipe": codec.to_plain(result.best.recipe), "run": str(run.path)}
-    print_result(json, document, print_table)
-    return 0
+    return print_result(json, document, print_table)

@@ -29,7 +29,7 @@ def twin(
     speed: float = 1.0,
     key_env: str = "",
     open: Annotated[bool, Parameter(name="--open", negative=())] = False,
-    settings: Settings = None,
+    settings: Settings = (),
     json: AsJson = False,
 ) -> int:
     """Serve a simulation of a recipe on a box: OpenAI's API, timed as forecast, with made-up text.
@@ -48,11 +48,10 @@ def twin(
         open: Require no key: every user of this machine may use it.
         settings: Another value of the recipe, such as parallel.tp=8, planned_for.ram=768GiB, or
             simulation.kv_tokens=200k for the cache capacity in an engine's log; repeatable.
-        json: Print one JSON document with the URL when it listens.
     """
     refuse_out_of_range("--port", port, 0, LAST_PORT)
     refuse_if(not 0 < speed <= 1e6, f"--speed {speed:g} is out of range", hint="2 is twice as fast as the box")
-    assumed, others = split_settings(WorkloadFile(), settings or ())
+    assumed, others = split_settings(WorkloadFile(), settings)
     found = find_target(target, box, others)
     recipe, capacity = found.recipe, assumed.simulation.kv_tokens or found.memory.kv_tokens
     refuse_without_cache(capacity)

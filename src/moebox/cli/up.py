@@ -43,7 +43,7 @@ def up(
     force: Switch = False,
     hosts: Path | None = None,
     slurm: Switch = False,
-    settings: Settings = None,
+    settings: Settings = (),
     json: AsJson = False,
 ) -> int:
     """Start RECIPE's engine, show its phases, and wait until it answers a chat.
@@ -64,7 +64,6 @@ def up(
         settings: Another value of the recipe, such as runtime.kind=docker, listen.host=0.0.0.0 or flags.max-num-seqs=8;
             or of the nodes: slurm.partition=gpu, slurm.account=me, slurm.time_limit=8:00:00, nodes.python=python3.12
             (which needs no package); or patience_s=15m, the longest time without progress while starting; repeatable.
-        json: Print the endpoint, facts and plan against reality as one JSON document.
     """
     from moebox.checkpoint import deploy
     from moebox.core.engine_event import PlanReality, RemedyApplied
@@ -75,7 +74,7 @@ def up(
     from moebox.store import Run
 
     refuse_out_of_range("--port", port, 0, LAST_PORT)
-    chosen, others = split_settings(NodeSettings(), settings or ())
+    chosen, others = split_settings(NodeSettings(), settings)
     where = NodeSelection(hosts=hosts, slurm=slurm, settings=chosen)
     loaded = recipes.load_recipe(recipe, others)
     deployment = deploy(loaded if port is None else loaded.with_port(port))
@@ -93,7 +92,7 @@ def up(
     print_warnings(deployment)
     if service:
         refuse_if(where.is_given or detach, "--service starts one engine on this machine", hint="leave out --detach")
-        return keep_up(deployment, recipe, settings or (), chosen.service, chosen.patience_s)
+        return keep_up(deployment, recipe, settings, chosen.service, chosen.patience_s)
     run = Run.create(deployment.recipe.name)
     try:
         session = start_engine(deployment, run, chosen.patience_s, where)

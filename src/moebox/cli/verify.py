@@ -45,11 +45,11 @@ def verify(
     *,
     model: str = "",
     key_env: str = "",
-    only: Names = None,
+    only: Names = (),
     from_: Annotated[str, Parameter(name="--from")] = "",
     effort: Effort = "normal",
     context: str = "",
-    settings: Settings = None,
+    settings: Settings = (),
     restart: Switch = False,
     junit: Path | None = None,
     run: str = "",
@@ -83,11 +83,11 @@ def verify(
     from moebox.verify.options import TIME_S, TRIALS, VerifySettings
     from moebox.verify.runner import results_document, select_checks
 
-    names = flags.split_names(*(only or ()))
+    names = flags.split_names(*only)
     chosen = tuple(check.name for check in select_checks(names, from_))
     usual = VerifySettings(trials=TRIALS[effort], time_s=TIME_S[effort])
     tokens = flags.parse_token_count("--context", context or None)
-    options = apply_settings(replace(usual, context=tokens), settings or ())
+    options = apply_settings(replace(usual, context=tokens), settings)
     options.validate()
     changed = {name: getattr(options, name) != getattr(usual, name) for name in FLAG_CHECKS}
     refuse_unused_settings(chosen, changed)

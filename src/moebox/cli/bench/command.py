@@ -40,7 +40,7 @@ def bench(
     search: SearchAxis | None = None,
     pp: str = "",
     tg: str = "",
-    settings: Settings = None,
+    settings: Settings = (),
     output_file: Annotated[Path | None, Parameter(name=["--output-file", "-o"])] = None,
     run: str = "",
     json: AsJson = False,

@@ -48,7 +48,6 @@ def up(
         twin: Start simulations of the members' boxes instead of engines.
         detach: Return once it answers; `moebox fleet ps` and `down` find it again.
         patience: Longest time without progress while a member starts.
-        json: Print the fleet as one JSON document.
     """
     from moebox.flows import fleet_up
 
@@ -89,8 +88,7 @@ def ps(*, json: AsJson = False) -> int:
         fleets.append({**about, "parts": rows})
         lines.append(f"{record.name}  {record.model}  {record.router.policy} routing")
         lines += [f"  {row['name']:<18} {row['kind']:<14} {row['status']:<22} {row['url']}" for row in rows]
-    print_result(json, {"fleets": fleets}, lambda: print_lines(lines or ["no fleet is running"]))
-    return 0
+    return print_result(json, {"fleets": fleets}, lambda: print_lines(lines or ["no fleet is running"]))
 
 
 def down(name: str = "", /, *, json: AsJson = False) -> int:
@@ -104,19 +102,18 @@ def down(name: str = "", /, *, json: AsJson = False) -> int:
     record = fleet_record.find_fleet(name)
     stopped = fleet_up.stop_fleet(record)
     line = f"{record.name}: {', '.join(stopped) or 'nothing'} stopped"
-    print_result(json, {"fleet": record.name, "stopped": stopped}, lambda: print_lines([line]))
-    return 0
+    return print_result(json, {"fleet": record.name, "stopped": stopped}, lambda: print_lines([line]))
 
 
 def verify(
     name: str = "",
     /,
     *,
-    only: Names = None,
+    only: Names = (),
     kill: str = "",
     effort: Effort = "normal",
     context: str = "",
-    settings: Settings = None,
+    settings: Settings = (),
     json: AsJson = False,
 ) -> int:
     """Check the answers through the router, and what only a fleet can get wrong.
@@ -138,10 +135,10 @@ def verify(
     from moebox.verify.options import TIME_S, TRIALS, FleetVerifySettings
     from moebox.verify.runner import results_document, select_checks
 
-    names = flags.split_names(*(only or ()))
+    names = flags.split_names(*only)
     tokens = flags.parse_token_count("--context", context or None)
     usual = FleetVerifySettings(trials=TRIALS[effort], time_s=TIME_S[effort])
-    options = apply_settings(replace(usual, context=tokens), settings or ())
+    options = apply_settings(replace(usual, context=tokens), settings)
     options.validate()
     changed = {name: getattr(options, name) != getattr(usual, name) for name in FLAG_CHECKS}
     refuse_unused_settings([check.name for check in select_checks(names, "")], changed)
@@ -170,8 +167,7 @@ def verify(
             stdout_console().print("every check passed, but the fleet did not: see above", style="red")
 
     document = {**results_document(verdict.checks), **fleet_verify.verdict_document(verdict), "run": str(run.path)}
-    print_result(json, document, show)
-    return exit_code(verdict.is_good)
+    return print_result(json, document, show, good=verdict.is_good)
 
 
 def member_loss_lines(loss: "MemberLoss | None") -> list[str]:
@@ -190,7 +186,7 @@ def member_loss_lines(loss: "MemberLoss | None") -> list[str]:
     return lines
 
 
-def bench(name: str = "", /, *, members: str = "", settings: Settings = None, json: AsJson = False) -> int:
+def bench(name: str = "", /, *, members: str = "", settings: Settings = (), json: AsJson = False) -> int:
     """Measure how throughput grows with members, and the overhead of the router.
 
     Args:
@@ -207,7 +203,7 @@ def bench(name: str = "", /, *, members: str = "", settings: Settings = None, js
     refuse_if(wrong, f"--members: {members!r} is not a list of counts", hint="write it like 1,2,4")
     usual = {min(2**power, most) for power in range(most.bit_length() + 1)}
     sizes = tuple(sorted(set(map(int, parts)) if members else usual))
-    load = apply_settings(fleet_bench.FleetLoad(), settings or ())
+    load = apply_settings(fleet_bench.FleetLoad(), settings)
     least = min(load.concurrency, load.requests, load.input_tokens, load.output_tokens)
     refuse_if(least < 1, "concurrency, requests, input_tokens and output_tokens must be 1 or more")
     steps = fleet_bench.bench_fleet(record, sizes, load, notify=_print_note)
@@ -260,7 +256,6 @@ def render(
         router: Another router than the file's: sglang-router, vllm-router or litellm.
         output: A folder to write them to. Default: print them.
         force: Write it although a member does not fit its box.
-        json: Print the files as one JSON document.
     """
     from moebox.flows.fleet_render import render_fleet
 
@@ -275,5 +270,4 @@ def render(
         for name, text in () if output else texts.items():
             print(f"# ==> {name} <==\n{text}")
 
-    print_result(json, {"form": file_format, "output": output, "files": texts}, show)
-    return 0
+    return print_result(json, {"form": file_format, "output": output, "files": texts}, show)

@@ -51,7 +51,7 @@ def plan(
     box: str = "",
     prices: Path | None = None,
     policy: Policy | None = None,
-    settings: Settings = None,
+    settings: Settings = (),
     force: Switch = False,
     json: AsJson = False,
 ) -> int:
@@ -75,7 +75,7 @@ def plan(
     from moebox.bench.search import parse_slo
     from moebox.flows import fleet_plan
 
-    chosen, others = split_settings(FleetSettings(), settings or ())
+    chosen, others = split_settings(FleetSettings(), settings)
     search = chosen.search
     refuse_out_of_range("search.most", search.most, 1, 512)
     is_file = target.endswith(".toml")

@@ -53,15 +53,15 @@ def task(
     target: str = "",
     /,
     *,
-    family: Names = None,
+    family: Names = (),
     level: Literal["easy", "medium", "hard"] | None = None,
     jobs: int | None = None,
     parallel: int | None = None,
     seed: int | None = None,
     budget: str = "",
-    settings: Settings = None,
+    settings: Settings = (),
     with_: Annotated[str, Parameter(name="--with")] = "",
-    mcp: Names = None,
+    mcp: Names = (),
     harbor: str = "",
     write: Path | None = None,
     resume: str = "",
@@ -107,7 +107,7 @@ def task(
     for flag, (reason, names) in UNUSED.items():
         if given[flag]:
             flags.refuse_unused(reason, **{name: given[name] for name in names})
-    agent = apply_settings(AgentSettings(), settings or ())
+    agent = apply_settings(AgentSettings(), settings)
     refuse_if(agent.job_s <= 0, "--set job_s: must be more than 0")
     budget_s = flags.parse_duration("--budget", budget) if budget else None
     refuse_if(budget_s is not None and budget_s <= 0, f"--budget {budget}: must be more than 0")
@@ -268,8 +268,7 @@ def _write_jobs(wanted: "tuple[JobName, ...]", folder: Path, *, json: bool) -> i
     lines = [f"{plural(len(wanted), 'task')} written to {folder}"]
     lines += [f"run them: harbor run -p {folder} -a AGENT -m MODEL"]
     document = {"folder": folder, "jobs": [name.id for name in wanted]}
-    print_result(json, document, lambda: print_lines(lines))
-    return 0
+    return print_result(json, document, lambda: print_lines(lines))
 
 
 def _run_harbor(dataset: str, endpoint: "Endpoint", jobs: int, options: "TaskOptions", *, json: bool) -> int:
