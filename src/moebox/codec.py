@@ -42,6 +42,12 @@ WRITE_HINTS = {  # how to write a value, by the type that msgspec expected
 _LONG_KEY = re.compile(r"""(?<![\w"'.-])(?:[\w"'-]++[ \t]*+\.[ \t]*+){100}""")
 
 
+def shared_fields(source: Any, kind: Any) -> Any:
+    """Values of the fields that a dataclass has in common with `kind`, by name: to make one from the other."""
+    names = {field.name for field in dataclasses.fields(kind)}
+    return {field.name: getattr(source, field.name) for field in dataclasses.fields(source) if field.name in names}
+
+
 def decode(kind: type[T], value: Any, *, where: str) -> T:
     """Convert plain dicts and lists to a `kind`. Raise BadInput naming the field that does not fit."""
     refuse_unknown(kind, value, where)

@@ -116,7 +116,7 @@ def compare(
         from moebox.cli.task.command import parse_families
         from moebox.tasks import runner
 
-        names = runner.job_names(parse_families(list(chosen.family)), chosen.level, chosen.jobs, number)
+        names = runner.job_names(parse_families(chosen.family), chosen.level, chosen.jobs, number)
         return _compare_jobs(left, right, names, chosen.parallel, number, json=json)
     from moebox import codec
     from moebox.flows.compare import CompareEffort, target_names

@@ -1,9 +1,10 @@
 """The flags that constrain a plan, and the deployment that a forecast or a twin is of."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from moebox import codec
 from moebox.checkpoint import deploy, planned_checkpoint, resolve_model
 from moebox.cli.flags import parse_count, parse_token_count
 from moebox.core.box import Box
@@ -59,7 +60,7 @@ class PlanArgs(CommonConstraints):
 
     def constraints(self, *, goal: Goal = "throughput", bold: bool = False) -> Constraints:
         return Constraints(
-            **{field.name: getattr(self, field.name) for field in fields(CommonConstraints)},
+            **codec.shared_fields(self, CommonConstraints),
             goal=goal,
             bold=bold,
             context=parse_token_count("--context", self.context),

@@ -45,7 +45,7 @@ def quality(
     from moebox.store import Run
 
     check_writable(save)
-    paths = [Path(name) for name in reference or ()]  # a file, or the name of a run
+    paths = map(Path, reference)  # a file, or the name of a run
     references = [read_reference(each if each.exists() or each.suffix else Run.open(str(each)).path) for each in paths]
     own_text = read_user_text(text) if text else None
     endpoint = find_endpoint(target, model=model, key_env=key_env)

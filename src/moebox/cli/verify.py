@@ -2,10 +2,10 @@
 
 import time as clock
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Self, TypeVar
 
 from cyclopts import Parameter
 
@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from rich.status import Status
 
     from moebox.core.verdict import CheckResults, CheckVerdict, Failure
+    from moebox.verify.options import VerifyOptions
     from moebox.verify.runner import CheckProgress
 
+T = TypeVar("T", bound="VerifyOptions")
 # Settings that only some checks use.
 FLAG_CHECKS: dict[str, tuple[str, ...]] = {
     "context": ("long-context", "limits"),
@@ -80,17 +82,12 @@ def verify(
         run: Keep the evidence in this run, such as the one of the engine's launch. Default: a new run.
     """
     from moebox.verify.junit import to_junit_xml
-    from moebox.verify.options import TIME_S, TRIALS, VerifySettings
+    from moebox.verify.options import VerifySettings
     from moebox.verify.runner import results_document, select_checks
 
     names = flags.split_names(*only)
     chosen = tuple(check.name for check in select_checks(names, from_))
-    usual = VerifySettings(trials=TRIALS[effort], time_s=TIME_S[effort])
-    tokens = flags.parse_token_count("--context", context or None)
-    options = apply_settings(replace(usual, context=tokens), settings)
-    options.validate()
-    changed = {name: getattr(options, name) != getattr(usual, name) for name in FLAG_CHECKS}
-    refuse_unused_settings(chosen, changed)
+    options = parse_options(VerifySettings, effort, context, settings, chosen)
     refuse_if(restart and "cache" not in chosen, "--restart needs the check cache", hint="leave it out")
     check_writable(junit)
     endpoint = find_endpoint(target, model=model, key_env=key_env)
@@ -114,11 +111,18 @@ def verify(
     return exit_code(results.verdict == "pass" if options.strict else results.has_passed)
 
 
-def refuse_unused_settings(chosen: Collection[str], changed: Mapping[str, bool]) -> None:
-    """Raise BadInput for settings of checks that are not chosen."""
-    for name, given in changed.items():
-        unused = given and not set(FLAG_CHECKS[name]) & set(chosen)
-        refuse_if(unused, f"{name} needs the check {' or '.join(FLAG_CHECKS[name])}", hint="leave it out")
+def parse_options(kind: type[T], effort: Effort, context: str, settings: Sequence[str], chosen: Collection[str]) -> T:
+    """Return the options of a verification. Raise BadInput for those of checks that are not chosen."""
+    from moebox.verify.options import TIME_S, TRIALS
+
+    usual = kind(trials=TRIALS[effort], time_s=TIME_S[effort])
+    tokens = flags.parse_token_count("--context", context or None)
+    options = apply_settings(replace(usual, context=tokens), settings)
+    options.validate()
+    for name, checks in FLAG_CHECKS.items():
+        unused = getattr(options, name) != getattr(usual, name) and set(checks).isdisjoint(chosen)
+        refuse_if(unused, f"{name} needs the check {' or '.join(checks)}", hint="leave it out")
+    return options
 
 
 class VerifyView:

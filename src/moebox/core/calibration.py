@@ -191,13 +191,9 @@ def calibrated_box(box: "Box") -> CalibratedBox:
 
 
 def calibrated_layout(recipe: Recipe) -> CalibratedLayout:
-    parallel, hybrid = recipe.parallel, recipe.hybrid
+    hybrid = recipe.hybrid
     return CalibratedLayout(
-        tp=parallel.tp,
-        pp=parallel.pp,
-        dp=parallel.dp,
-        dcp=parallel.dcp,
-        ep=parallel.ep,
+        **codec.shared_fields(recipe.parallel, CalibratedLayout),
         kv="" if recipe.kv in SIXTEEN_BIT_KV else recipe.kv,
         graphs=not any(map(recipe.flags.get, EAGER_FLAGS)),
         chunk=(hybrid.ubatch if hybrid else recipe.batched_tokens) or 0,

@@ -26,18 +26,13 @@ def load_table(name: str) -> Mapping[str, Any]:
     return tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
 
 
-def rows_with_word(table: str, key: str, word: str) -> list[dict[str, object]]:
-    """Read the rows [[key]] that mention a word; the other rows of a long table are not parsed."""
-    parts = re.split(rf"^(?=\[\[{key}]])", (FOLDER / f"{table}.toml").read_text(encoding="utf-8"), flags=re.M)[1:]
-    found: list[dict[str, object]] = tomllib.loads("\n".join(part for part in parts if word in part.lower())).get(
-        key, []
-    )
-    return found
-
-
 @functools.lru_cache(maxsize=1024)  # words may come from users
 def decode_rows(kind: Any, table: str, key: str, word: str) -> tuple[Any, ...]:
-    rows = rows_with_word(table, key, word) if word else load_table(table)[key]
+    if word:  # the other rows of a long table are not parsed
+        parts = re.split(rf"^(?=\[\[{key}]])", (FOLDER / f"{table}.toml").read_text(encoding="utf-8"), flags=re.M)[1:]
+        rows = tomllib.loads("\n".join(part for part in parts if word in part.lower())).get(key, [])
+    else:
+        rows = load_table(table)[key]
     return tuple(codec.decode(kind, row, where=f"{table}.toml [{next(iter(row.values()), '')}]") for row in rows)
 
 
@@ -145,20 +140,9 @@ def checkpoint_from_row(model: Model, row: CheckpointRow) -> Checkpoint:
     if row.bytes:  # with a published total, the experts are the rest of it
         sizes["routed_experts"] = row.bytes - sum(size for name, size in sizes.items() if name != "routed_experts")
     return Checkpoint(
-        name=row.name,
+        **codec.shared_fields(row, Checkpoint),
         model=model.name,
-        repo=row.repo,
-        format=row.format,
-        quant=row.quant,
         bytes_by_component=sizes,
         expert_layer_bytes=sizes.get("routed_experts", 0) // max(model.moe_layers, 1),
-        shards=row.shards,
-        file=row.file,
-        engines=row.engines,
-        native=row.native,
-        kv_scales=row.kv_scales,
-        unverified=row.unverified,
-        note=row.note,
-        source=row.source,
         how="published" if row.bytes else "computed",
     )

@@ -4,7 +4,10 @@ Symptoms, climbs and tunings use these paths. A changed recipe is a new object.
 """
 
 import dataclasses
+import fnmatch
 import functools
+import operator
+import re
 import typing
 from collections.abc import Mapping
 from typing import Any
@@ -47,6 +50,18 @@ def with_settings(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
         else:
             table[key] = codec.to_plain(value)
     return codec.decode(Recipe, document, where="changed recipe")
+
+
+def setting_matches(value: Any, wanted: str) -> bool:
+    """Whether a value is "set", "unset", within a bound such as ">4096", or like `wanted`, which may have wildcards."""
+    if wanted in ("set", "unset"):
+        return (value not in (None, "", (), [], {}, False)) == (wanted == "set")
+    if wanted[:1] in ("<", ">") and (bound := re.fullmatch(r"(<=|>=|<|>)(\d+(?:\.\d+)?)", wanted)):
+        signs = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
+        is_number = re.fullmatch(r"\d+(\.\d+)?", str(value)) is not None
+        return is_number and signs[bound[1]](float(value), float(bound[2]))
+    text, like = str(value).lower(), wanted.lower()
+    return value is not None and (text == like or ("*" in like and fnmatch.fnmatchcase(text, like)))
 
 
 def _nested_type(kind: Any, name: str, path: str) -> Any:

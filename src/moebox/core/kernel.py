@@ -81,8 +81,8 @@ class NotCovered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KernelScan:
-    """All launches of one engine for one model on one architecture."""
+class ScannedKernels:
+    """The kernels of one engine for one model on one architecture."""
 
     engine: str
     version: str
@@ -90,10 +90,16 @@ class KernelScan:
     model: str
     tp: int
     kv: str
-    triton: str
-    launches: tuple[KernelLaunch, ...]
+    triton: str = ""
     not_covered: tuple[NotCovered, ...] = ()
     judged: tuple[NotCovered, ...] = ()  # kernels other than Triton's: known facts by version
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelScan(ScannedKernels):
+    """All launches, compiled."""
+
+    launches: tuple[KernelLaunch, ...]
 
     @property
     def failing_launches(self) -> tuple[KernelLaunch, ...]:
@@ -102,19 +108,10 @@ class KernelScan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KernelFindings:
-    """Findings about an engine's kernels, as stored in a run folder."""
+class KernelFindings(ScannedKernels):
+    """Findings about them, as stored in a run folder."""
 
-    engine: str
-    version: str
-    arch: str
-    model: str
-    tp: int
-    kv: str
     by: Literal["compiling", "table"]
-    triton: str = ""
     launches: int = 0
     spills: int = 0
     bad: tuple[KernelLaunch | KnownFailure, ...] = ()
-    not_covered: tuple[NotCovered, ...] = ()
-    judged: tuple[NotCovered, ...] = ()

@@ -57,13 +57,13 @@ class LayerKind(ABC):
     def parameters(self, hidden: int) -> int:
         """Weights of one layer, its inner norms included."""
 
-    @abstractmethod
     def replicated_parameters(self, hidden: int, tp: int) -> float:
         """Weights that each of `tp` ranks holds beyond its even share, as the part that is replicated whole."""
+        return 0.0
 
-    @abstractmethod
     def entry_width(self, tp: int) -> float:
-        """Elements of one entry on a rank of `tp`."""
+        """Elements of one entry on a rank of `tp`; 0 for layers that cache none."""
+        return 0.0
 
     def window_entries(self) -> int:
         """Entries of the window; 0 without one."""

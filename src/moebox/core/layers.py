@@ -133,8 +133,22 @@ class Gqa(LayerKind):
         return 2.0 * heads * (self.head_dim + self.value_dim)
 
 
+class RecurrentLayer(LayerKind):
+    """Base of the layers that keep a state of fixed size instead of a cache."""
+
+    __slots__ = ()
+
+    @property
+    def entries_per_token(self) -> float:
+        return 0.0
+
+    def entries_read(self, context: float) -> float:
+        """One step of the recurrence, independent of the context."""
+        return 1.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Linear(LayerKind):
+class Linear(RecurrentLayer):
     """Linear attention with a recurrent state: gated delta net (Qwen3.5), or Kimi's with `channel_decay`.
 
     Sources: Qwen3-Next and Kimi-Linear modelling code; `mamba_ssm_dtype` of the configs is float32.
@@ -148,10 +162,6 @@ class Linear(LayerKind):
     channel_decay: bool = False  # a decay for each channel, from a low-rank projection
     full_gate: bool = True  # the output gate is a full projection, not a low-rank one
     bf16_state: bool = False  # configs without `mamba_ssm_dtype` keep the model's type (Qwen3-Next)
-
-    @property
-    def entries_per_token(self) -> float:
-        return 0.0
 
     @property
     def _conv_channels(self) -> int:
@@ -171,17 +181,10 @@ class Linear(LayerKind):
         decay = hidden * self.key_dim if self.channel_decay else 0
         return decay + (0 if self.full_gate else hidden * self.value_dim)
 
-    def entry_width(self, tp: int) -> float:
-        return 0
-
     def state_bytes(self, tp: int, drafts: int = 0) -> int:
         """The state, and the convolution's last inputs in bf16."""
         state = self.heads * self.key_dim * self.value_dim * (2 if self.bf16_state else 4)
         return (state + (self.conv - 1 + drafts) * self._conv_channels * 2) // tp
-
-    def entries_read(self, context: float) -> float:
-        """One step of the recurrence, independent of the context."""
-        return 1.0
 
     def pair_flops(self, heads: float, *, prompt: bool) -> float:
         """Decay, update and read of a key × value state."""
@@ -189,7 +192,7 @@ class Linear(LayerKind):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mamba(LayerKind):
+class Mamba(RecurrentLayer):
     """Mamba 2: a state-space layer (Nemotron 3). Source: transformers' NemotronH; the state is kept in float32."""
 
     heads: int
@@ -197,10 +200,6 @@ class Mamba(LayerKind):
     groups: int
     state: int
     conv: int = 4  # taps of the short convolution
-
-    @property
-    def entries_per_token(self) -> float:
-        return 0.0
 
     @property
     def _conv_channels(self) -> int:
@@ -211,43 +210,23 @@ class Mamba(LayerKind):
         inner, channels = self.heads * self.head_dim, self._conv_channels
         return hidden * (2 * inner + channels + self.heads) + channels * (self.conv + 1) + 3 * self.heads + inner
 
-    def replicated_parameters(self, hidden: int, tp: int) -> float:
-        return 0.0
-
-    def entry_width(self, tp: int) -> float:
-        return 0.0
-
     def state_bytes(self, tp: int, drafts: int = 0) -> int:
         """The state in float32 and the convolution's last inputs in bf16."""
         state = self.heads * self.head_dim * self.state * 4
         return (state + (self.conv - 1 + drafts) * self._conv_channels * 2) // tp
-
-    def entries_read(self, context: float) -> float:
-        """One step of the recurrence, independent of the context."""
-        return 1.0
 
     def pair_flops(self, heads: float, *, prompt: bool) -> float:
         return 6.0 * heads * self.head_dim * self.state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FeedForward(LayerKind):
+class FeedForward(RecurrentLayer):
     """A layer without attention or state, only with experts or a dense network (Nemotron 3)."""
 
     heads: int = 0
 
-    @property
-    def entries_per_token(self) -> float:
-        return 0.0
-
     def parameters(self, hidden: int) -> int:
         return 0
-
-    def replicated_parameters(self, hidden: int, tp: int) -> float:
-        return 0.0
-
-    def entry_width(self, tp: int) -> float:
-        return 0.0
 
     def entries_read(self, context: float) -> float:
         return 0.0

@@ -75,3 +75,6 @@ class Pipeline:
 
     def with_step(self, step: PipelineStep) -> "Pipeline":
         return replace(self, steps=tuple(step if step.name == known.name else known for known in self.steps))
+
+
+NO_PIPELINE = Pipeline(request=RunRequest(), steps=())  # of a run that `moebox run` did not make

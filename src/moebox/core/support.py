@@ -65,7 +65,8 @@ def support_for(setup: Setup) -> Support:
         of_release = tuple(match for match in matches if not any(key in BUILD_KEYS for key in match.row.settings))
     own = [match for match in matches if match not in of_release]
     certain = [match for match in own if match.is_certain]
-    standing = uncontradicted_matches(certain)
+    standing = [match for match in certain if not any(_overrides(other.row, match.row) for other in certain)]
+    standing.sort(key=lambda match: (WORST_FIRST.index(match.row.state), -len(match.row.dimensions)))
     seen_running = any(
         match.row.state == "runs" and match.row.dimensions >= {"versions", "gpu", "architecture"} for match in standing
     )
@@ -83,12 +84,6 @@ def support_for(setup: Setup) -> Support:
     if support.answers and not refusals:
         state = support.answers[0].row.state
     return replace(support, state=state)
-
-
-def uncontradicted_matches(certain: list[Match]) -> list[Match]:
-    """Rows that no narrower or newer one stands against, the worst first."""
-    standing = [match for match in certain if not any(_overrides(other.row, match.row) for other in certain)]
-    return sorted(standing, key=lambda match: (WORST_FIRST.index(match.row.state), -len(match.row.dimensions)))
 
 
 def _acceptance(setup: Setup) -> str:

@@ -1,11 +1,10 @@
 """Whether a setup meets one setting of a support row: yes, no, or not to be read from a recipe and a box."""
 
-import operator
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from moebox.core.change import get_setting
+from moebox.core.change import get_setting, setting_matches
 from moebox.core.recipe import Flag
 
 if TYPE_CHECKING:
@@ -50,12 +49,12 @@ def setting_holds(key: str, wanted: Flag, setup: "Setup") -> bool | None:
     if key in SPECIAL:
         return SPECIAL[key](text, setup)
     if key.startswith(("flags.", "env.")) and key not in FIELDS:
-        return _value_holds(_flag_value(key, setup), text)
+        return setting_matches(_flag_value(key, setup), text)
     if key in FIELDS:
         value = get_setting(setup.recipe, FIELDS[key])
         if text == "< layers":
             return bool(setup.model and value is not None and value < setup.model.layers)
-        return _value_holds(value, text)
+        return setting_matches(value, text)
     return None
 
 
@@ -65,21 +64,6 @@ def _flag_value(key: str, setup: "Setup") -> Any:
     if value is None and key.startswith("flags.") and setup.rendered_flags:
         return setup.rendered_flags().get(key.removeprefix("flags."))
     return value
-
-
-def _value_holds(value: Any, wanted: str) -> bool:
-    """Whether a value is "set", "unset", within ">4096", or the one that is wanted."""
-    given = value not in (None, "", (), [], {}, False)
-    if wanted in ("set", "unset"):
-        return given == (wanted == "set")
-    if wanted[:1] in ("<", ">") and (bound := re.fullmatch(r"(>=|<=|>|<)(\d+)", wanted)):
-        number = float(value) if str(value).replace(".", "", 1).isdigit() else None
-        limit, sign = float(bound[2]), bound[1]
-        signs = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
-        return number is not None and signs[sign](number, limit)
-    if isinstance(value, bool):
-        return str(value).lower() == wanted.lower()
-    return value is not None and str(value).lower() == wanted.lower()
 
 
 def _attention_backend(wanted: str, setup: "Setup") -> bool | None:
@@ -169,9 +153,9 @@ SPECIAL: dict[str, Callable[[str, "Setup"], bool | None]] = {
     "prefix_caching": _prefix_caching,
     "cudagraph_mode": _cudagraph_mode,
     # Requests at once: the recipe's limit; an engine without one takes as many as come.
-    "concurrency": lambda text, setup: _value_holds(setup.recipe.max_seqs or 256, text),
+    "concurrency": lambda text, setup: setting_matches(setup.recipe.max_seqs or 256, text),
     "expert_width": _expert_width,
-    "heads_per_rank": lambda text, setup: _value_holds(_attention_heads(setup) // setup.recipe.parallel.tp, text),
+    "heads_per_rank": lambda text, setup: setting_matches(_attention_heads(setup) // setup.recipe.parallel.tp, text),
     "ram": _ram,
     "cuda": _cuda,
     "driver": lambda text, setup: setup.driver == text if setup.driver and text[:1].isdigit() else None,

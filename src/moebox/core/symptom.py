@@ -3,16 +3,15 @@
 The tables are symptoms.toml and kernels.toml of `moebox/data`; `doctor.logs` searches logs for symptoms.
 """
 
-import fnmatch
 import functools
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from moebox.core.catalogue import table_rows
-from moebox.core.change import get_setting
+from moebox.core.change import get_setting, setting_matches
 from moebox.core.recipe import Flag, Recipe
 from moebox.core.support_matrix import in_versions, version_numbers
 
@@ -114,7 +113,7 @@ def predicted_symptoms(
         symptom
         for symptom in _possible_symptoms(engine, version, sm, model)
         if all(
-            any(_matches(get_setting(recipe, path), each) for each in wanted)
+            any(setting_matches(get_setting(recipe, path), each) for each in wanted)
             for path, wanted in symptom.applies.settings.items()
         )
     )
@@ -131,19 +130,6 @@ def _possible_symptoms(engine: str, version: str, sm: str, model: str) -> tuple[
 def version_in_range(version: str, wanted: str) -> bool:
     """True if a version lies in ">=0.24,<0.28". An unknown version counts as the newest: it meets no upper bound."""
     return in_versions(version, wanted) if version_numbers(version) else "<" not in wanted and "==" not in wanted
-
-
-def _matches(value: Any, wanted: str) -> bool:
-    given = value not in (None, "", (), [], {})
-    if wanted in ("set", "unset"):
-        return given == (wanted == "set")
-    match = re.fullmatch(r"(<=|>=|<|>)(\d+(?:\.\d+)?)", wanted) if isinstance(value, int | float) else None
-    if match and isinstance(value, int | float):
-        sign, bound = match.group(1), float(match.group(2))
-        return {"<": value < bound, "<=": value <= bound, ">": value > bound, ">=": value >= bound}[sign]
-    if isinstance(value, bool):
-        return wanted == str(value).lower()
-    return given and fnmatch.fnmatchcase(str(value).lower(), wanted.lower())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

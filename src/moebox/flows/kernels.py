@@ -5,10 +5,10 @@
 
 from dataclasses import replace
 
-from moebox import engines
+from moebox import codec, engines
 from moebox.core.deployment import Deployment
 from moebox.core.event import KernelsChecked
-from moebox.core.kernel import KernelFindings, KernelScan, NotCovered, find_arch
+from moebox.core.kernel import KernelFindings, KernelScan, NotCovered, ScannedKernels, find_arch
 from moebox.core.symptom import known_scan
 from moebox.errors import BadInput, UnknownName
 from moebox.kernels.scan import known_problems
@@ -25,19 +25,11 @@ _SAME = ("engine", "version", "arch", "model", "tp", "kv")
 def summarize_scan(scan: KernelScan) -> KernelFindings:
     """Summarize a scan: count the launches that fit, list those that do not."""
     return KernelFindings(
-        engine=scan.engine,
-        version=scan.version,
-        arch=scan.arch,
-        model=scan.model,
-        tp=scan.tp,
-        kv=scan.kv,
+        **codec.shared_fields(scan, ScannedKernels),
         by="compiling",
-        triton=scan.triton,
         launches=len(scan.launches),
         spills=sum(launch.verdict == "spills" for launch in scan.launches),
         bad=scan.failing_launches,
-        not_covered=scan.not_covered,
-        judged=scan.judged,
     )
 
 

@@ -205,21 +205,6 @@ def judge_launch(launch: LaunchRecord, arch: Arch) -> KernelLaunch:
         verdict = "does not compile"
     elif launch.shared_bytes > arch.smem:
         verdict = "does not fit"
-    return KernelLaunch(
-        case=launch.case,
-        kernel=launch.kernel,
-        file=launch.file,
-        line=launch.line,
-        launched_from=launch.launched_from,
-        blocks=launch.blocks,
-        num_warps=launch.num_warps,
-        num_stages=launch.num_stages,
-        shared_bytes=launch.shared_bytes,
-        limit_bytes=arch.smem,
-        registers=launch.registers,
-        stack_bytes=launch.stack_bytes,
-        spill_bytes=launch.spilled_bytes,
-        blocks_per_sm=arch.blocks_per_sm(launch.shared_bytes, launch.registers, launch.num_warps),
-        error=launch.error,
-        verdict=verdict,
-    )
+    blocks = arch.blocks_per_sm(launch.shared_bytes, launch.registers, launch.num_warps)
+    judged = {"limit_bytes": arch.smem, "spill_bytes": launch.spilled_bytes, "blocks_per_sm": blocks}
+    return KernelLaunch(**codec.shared_fields(launch, KernelLaunch) | judged, verdict=verdict)

@@ -67,21 +67,15 @@ class ChartAxis:
         return (self.tick or self.format)(value)
 
 
-def finite_series(series: Sequence[ChartSeries]) -> list[ChartSeries]:
-    """The series with their finite points only; those without any are left out."""
+def draw_lines(
+    series: Sequence[ChartSeries], *, x: ChartAxis, y: ChartAxis, label: str, height: float = HEIGHT
+) -> Markup | None:
+    """Draw the finite points of lines over a common x; None if there are none."""
     shown = []
     for curve in series:
         points = tuple(point for point in curve.points if all(map(math.isfinite, point)))
         band = tuple(row for row in curve.band if all(map(math.isfinite, row)))
         shown += [replace(curve, points=points, band=band)] if points else []
-    return shown
-
-
-def draw_lines(
-    series: Sequence[ChartSeries], *, x: ChartAxis, y: ChartAxis, label: str, height: float = HEIGHT
-) -> Markup | None:
-    """Draw lines over a common x; None if there is nothing to draw."""
-    shown = finite_series(series)
     if not shown:
         return None
     across = axis_scale([at for curve in shown for at, _ in curve.points], x, LEFT, WIDTH - RIGHT)

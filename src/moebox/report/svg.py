@@ -92,17 +92,13 @@ def nice_step(span: float, count: int) -> float:
 def axis_ticks(low: float, high: float, *, log: bool = False, count: int = 5) -> list[float]:
     """Round values between `low` and `high`: steps, or powers of ten (and steps between few of them) on a log axis."""
     if log:
-        return [value for value in log_ticks(low, high) if low * 0.999 <= value <= high * 1.001]
+        first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+        steps = (1,) if last - first > 3 else (1, 3) if last - first > 1 else (1, 2, 5)
+        ticks = [step * 10.0**power for power in range(first, last + 1) for step in steps]
+        return [value for value in ticks if low * 0.999 <= value <= high * 1.001]
     step = nice_step(high - low, count)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [round(place * step, 12) for place in range(first, last + 1)]
-
-
-def log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten around `low` and `high`, with steps between them if they are few."""
-    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    steps = (1,) if last - first > 3 else (1, 3) if last - first > 1 else (1, 2, 5)
-    return [step * 10.0**power for power in range(first, last + 1) for step in steps]
 
 
 def thin_out(values: Sequence[float], room: float, places: Sequence[float]) -> list[float]:

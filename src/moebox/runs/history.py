@@ -116,21 +116,20 @@ def log_problems(entries: Sequence[JournalEntry], attempts: Sequence[LaunchAttem
 
 
 def find_failure(
-    pipeline: Pipeline | None, attempts: Sequence[LaunchAttempt], problems: Sequence[LogProblem], climb_failure: str
+    pipeline: Pipeline, attempts: Sequence[LaunchAttempt], problems: Sequence[LogProblem], climb_failure: str
 ) -> RunFailure | None:
     """Why the run ended early, with the gravest problem of the log, or None if it did not.
 
     A run with a pipeline failed if a step failed: it goes on after a boot that failed. Other runs failed if their last
     launch did, or if their climb found no recipe to keep.
     """
-    step = next((step for step in pipeline.steps if step.state == "failed"), None) if pipeline else None
-    has_steps = pipeline is not None and bool(pipeline.steps)
+    step = next((step for step in pipeline.steps if step.state == "failed"), None)
     launch = attempts[-1] if attempts and attempts[-1].outcome == "FAILED" else None
     if step:
         failure = RunFailure(step=step.name, message=hide_secrets(step.why), hint=hide_secrets(step.hint))
-    elif launch and not has_steps:
+    elif launch and not pipeline.steps:
         failure = RunFailure(step="up", message="")
-    elif climb_failure and not has_steps:
+    elif climb_failure and not pipeline.steps:
         return RunFailure(step="climb", message=hide_secrets(climb_failure))
     else:
         return None
@@ -181,9 +180,9 @@ def reported_devices(facts: Sequence[EngineFacts], box: Box | None) -> tuple[Dev
     return tuple(devices)
 
 
-def unfinished_step(pipeline: Pipeline | None, entries: Sequence[JournalEntry]) -> str:
+def unfinished_step(pipeline: Pipeline, entries: Sequence[JournalEntry]) -> str:
     """Return the step of `moebox run` that began and did not end; until 0.1 only the journal named it."""
-    running = [step.name for step in pipeline.steps if step.state == "running"] if pipeline else []
+    running = [step.name for step in pipeline.steps if step.state == "running"]
     if running:
         return running[0]
     last = next((entry.event for entry in reversed(entries) if isinstance(entry.event, StepEvent)), None)
@@ -198,11 +197,11 @@ def unfinished_checks(step: str, entries: Sequence[JournalEntry]) -> tuple[str, 
     return last.checks if isinstance(last, VerifyBegan) else None
 
 
-def phases(entries: Sequence[JournalEntry], pipeline: Pipeline | None) -> list[tuple[str, float, float]]:
+def phases(entries: Sequence[JournalEntry], pipeline: Pipeline) -> list[tuple[str, float, float]]:
     """What took how long: the steps of `moebox run`, else pairs of events that start and end something."""
     spans: list[tuple[str, float, float]] = []
     clock = 0.0
-    for step in pipeline.steps if pipeline else ():
+    for step in pipeline.steps:
         if step.seconds > 0:
             spans.append((step.name, clock, clock + step.seconds))
         clock += step.seconds

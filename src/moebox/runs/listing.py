@@ -88,7 +88,7 @@ def summarize_record(record: RunRecord) -> RunSummary:
         record.checked_model,
         record.tasks.model if record.tasks else "",
     )
-    begun = [step.name for step in pipeline.steps if step.state not in ("waiting", "skipped")] if pipeline else []
+    begun = [step.name for step in pipeline.steps if step.state not in ("waiting", "skipped")]
     jobs = record.tasks.results if record.tasks else ()
     failure = record.failure
     return RunSummary(

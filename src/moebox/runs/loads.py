@@ -57,36 +57,33 @@ def _from_measurement(found: result.Measurement, document: Json, path: Path) -> 
     kind = "" if work.kind == "random" else work.kind
     counted = found.completed > 0
     own_prompts = work.turns <= 1 and not found.cached_input_tokens  # else the totals count some tokens twice
+    figures = (
+        codec.shared_fields(found, LoadResult)
+        | codec.shared_fields(work, LoadResult)
+        | {
+            "workload": ", ".join(filter(None, (kind, lengths_text(work.input_tokens, work.output_tokens)))),
+            "request_rate": found.request_rate if found.request_rate != "inf" else None,
+            "failed": found.bad_requests,
+            "flags": tuple(map(printable_line, found.flags)),
+            "samples": _find_samples(found.samples, path.parent, path.stem),
+        }
+    )
     return LoadResult(
+        **figures,
         name=found.label or path.stem,
-        workload=", ".join(filter(None, (kind, lengths_text(work.input_tokens, work.output_tokens)))),
         concurrency=found.max_concurrency,
-        request_rate=found.request_rate if found.request_rate != "inf" else None,
-        input_tokens=work.input_tokens,
-        output_tokens=work.output_tokens,
         mean_input_tokens=found.total_input_tokens / found.completed or None if counted and own_prompts else None,
         mean_output_tokens=found.total_output_tokens / found.completed or None if counted else None,
         requests=found.num_prompts,
-        completed=found.completed,
-        failed=found.bad_requests,
         duration_s=found.duration,
         request_s=found.request_throughput,
         output_tok_s=found.output_throughput,
         total_tok_s=found.total_token_throughput,
         peak_tok_s=found.max_output_tokens_per_s,
-        ttft=found.ttft,
-        tpot=found.tpot,
-        itl=found.itl,
         e2e=found.e2el,
-        tokens_per_joule=found.tokens_per_joule,
         acceptance=found.server.accepted_per_step if found.server else None,
-        client_limited=found.client_limited,
-        flags=tuple(map(printable_line, found.flags)),
-        partial=found.partial,
-        simulation=found.simulation,
         model=found.model_id,
         source=get_text(document, "source"),
-        samples=_find_samples(found.samples, path.parent, path.stem),
         measurement=found,
         raw=document,
     )

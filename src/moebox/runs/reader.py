@@ -20,7 +20,7 @@ from moebox.core.box import Box
 from moebox.core.engine_event import AttemptEnded, AttemptReady, AttemptStarted, PublishedFacts
 from moebox.core.event import ClimbBegan, ClimbStep, ServerMeasured, UpgradeStep, VerifyBegan, marks_simulation
 from moebox.core.kernel import KernelFindings, KernelLaunch
-from moebox.core.pipeline import Pipeline
+from moebox.core.pipeline import NO_PIPELINE, Pipeline
 from moebox.core.plan import Plan
 from moebox.core.recipe import Recipe
 from moebox.core.symptom import KnownFailure
@@ -218,7 +218,7 @@ def read_run(run: Run) -> RunRecord:
     if not entries:
         gaps.append("events.jsonl: none, so attempts, problems and timing are unknown")
     recipe, box, plan = reader.read(Recipe, *RECIPES), reader.read(Box, "box.toml"), reader.read(Plan, "plan.json")
-    pipeline = reader.read(Pipeline, PIPELINE, PIPELINE_BEFORE)
+    pipeline = reader.read(Pipeline, PIPELINE, PIPELINE_BEFORE) or NO_PIPELINE
     loads, unread = read_loads(run.path / "measurements")
     gaps += unread
     checks, summed = reader.read_checks()
@@ -253,7 +253,7 @@ def read_run(run: Run) -> RunRecord:
         open_step=step,
         resume_command=f"upgrade {shlex.quote(upgrade.recipe)} {shlex.quote(upgrade.to)}"
         if upgrade
-        else f"{climb_began if climb_began and not pipeline else 'run'} --resume {shlex.quote(run.id)}",
+        else f"{climb_began if climb_began and not pipeline.steps else 'run'} --resume {shlex.quote(run.id)}",
         upgrade=result,
         simulation=is_simulation(info, pipeline, entries, loads),
         box=box,
@@ -288,12 +288,12 @@ def read_run(run: Run) -> RunRecord:
 
 
 def is_simulation(
-    info: RunInfo, pipeline: Pipeline | None, entries: Sequence[JournalEntry], loads: Sequence[LoadResult]
+    info: RunInfo, pipeline: Pipeline, entries: Sequence[JournalEntry], loads: Sequence[LoadResult]
 ) -> bool:
     """True if anything in the folder came from a twin instead of an engine."""
     return (
         info.simulation
-        or (pipeline is not None and pipeline.simulated)
+        or pipeline.simulated
         or any(marks_simulation(entry.event) for entry in entries)
         or any(load.simulation for load in loads)
     )
@@ -309,11 +309,8 @@ def plan_forecast(plan: Plan) -> list[ForecastRow]:
     """Return the plan's own forecast, which is of decoding alone."""
     return [
         ForecastRow(
-            concurrency=row.concurrency,
-            context=row.context,
+            **codec.shared_fields(row, ForecastRow),
             output_tok_s=row.decode_tok_s,
-            low_tok_s=row.low_tok_s,
-            high_tok_s=row.high_tok_s,
             ttft_ms=row.ttft_s * 1e3 or None,
             pp_tok_s=row.prefill_tok_s or None,
             decode_only=True,

@@ -12,7 +12,7 @@ from moebox.core.box import Box, Gpu
 from moebox.core.engine_facts import DeviceFacts
 from moebox.core.event import ClimbStep
 from moebox.core.kernel import KernelFindings
-from moebox.core.pipeline import Pipeline
+from moebox.core.pipeline import NO_PIPELINE, Pipeline
 from moebox.core.plan import Memory, Plan
 from moebox.core.quirks import is_known_warning
 from moebox.core.recipe import Recipe
@@ -215,7 +215,7 @@ class RunRecord:
     box: Box | None = None
     recipe: Recipe | None = None
     plan: Plan | None = None
-    pipeline: Pipeline | None = None
+    pipeline: Pipeline = NO_PIPELINE
     reported_devices: tuple[DeviceFacts, ...] = ()
     memory_note: str = ""
     kv_tokens: float | None = None
@@ -272,7 +272,7 @@ class RunRecord:
 
     @property
     def requested_model(self) -> str:
-        return self.pipeline.request.model if self.pipeline else ""
+        return self.pipeline.request.model
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:

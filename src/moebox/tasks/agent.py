@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from moebox import codec
 from moebox.core import catalogue
 from moebox.loose import Json
 from moebox.tasks.job import AgentJob
@@ -210,19 +211,13 @@ def build_turn(
     writing_s = sum(reply.gaps_s)
     tokens = reply.output_tokens - 1
     return TurnRecord(
+        **codec.shared_fields(reply, TurnRecord) | {"calls": tuple(calls)},
         number=number,
         at_s=at_s,
-        seconds=reply.seconds,
-        prompt_tokens=reply.prompt_tokens,
-        completion_tokens=reply.completion_tokens,
-        cached_tokens=reply.cached_tokens,
-        ttft_s=reply.ttft_s,
         tok_s=tokens / writing_s if writing_s > 0 and tokens > 0 else None,
         overhead_s=max(0.0, overhead),
         thought=len(reply.reasoning),
         said=len(reply.text),
-        calls=tuple(calls),
-        problem=reply.problem,
     )
 
 

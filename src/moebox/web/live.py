@@ -132,11 +132,9 @@ def time_charts(run: Run) -> Charts | None:
     return Charts(charts=charts) if charts else None
 
 
-def step_views(pipeline: Pipeline | None, *, live: bool) -> tuple[StepView, ...]:
+def step_views(pipeline: Pipeline, *, live: bool) -> tuple[StepView, ...]:
     """Each step with its state and result; a running step without a process was interrupted."""
     views = []
-    if pipeline is None:
-        return ()
     for step in pipeline.steps:
         if step.state == "waiting" and step.name not in pipeline.request.wanted_steps:
             continue  # not requested
@@ -171,9 +169,9 @@ def figure_text(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def time_left_text(run: Run, pipeline: Pipeline | None) -> str:
+def time_left_text(run: Run, pipeline: Pipeline) -> str:
     """How long the rest takes, by earlier runs or a tuning's budget; "" if that is not known."""
-    if pipeline is None:
+    if not pipeline.steps:
         return trial_view.trial_time_left(run)
     started = [entry.time for entry in run.read_journal().entries if isinstance(entry.event, StepRunning)]
     past_s = max(0.0, time.time() - started[-1]) if started else 0.0

@@ -8,7 +8,6 @@ from starlette.responses import JSONResponse, Response
 
 from moebox import detect
 from moebox.checkpoint import remote
-from moebox.core.model import Checkpoint, Model
 from moebox.errors import MoeboxError
 from moebox.flows import recipes
 from moebox.units import format_gb, format_params
@@ -31,17 +30,14 @@ def list_rows() -> list[ModelRow]:
     """Return all models: catalogue, phantom, and repositories that were read from the Hub."""
     known = [(each.model.name, each.model.title, each.model, each.checkpoints) for each in recipes.known_models()]
     read = [(each.repo, f"read on {each.read_on}", each.model, each.checkpoints) for each in remote.kept_models()]
-    return [model_row(*row) for row in (*known, *read)]
-
-
-def model_row(name: str, title: str, model: Model, checkpoints: tuple[Checkpoint, ...]) -> ModelRow:
-    """Describe a model by its parameters and its smallest and largest checkpoint."""
-    sizes = sorted({each.total_bytes for each in checkpoints})
-    ends = dict.fromkeys(format_gb(size) for size in (*sizes[:1], *sizes[-1:]))
-    total, active = format_params(model.total_parameters), format_params(model.active_parameters)
-    names = " ".join((name, title, model.repo, *(f"{each.name} {each.repo}" for each in checkpoints)))
-    parameters = f"{total}, {active} active"
-    return ModelRow(name=name, title=title, parameters=parameters, size=" to ".join(ends), words=names.lower())
+    rows = []
+    for name, title, model, checkpoints in (*known, *read):
+        sizes = sorted({each.total_bytes for each in checkpoints})
+        size = " to ".join(dict.fromkeys(map(format_gb, (*sizes[:1], *sizes[-1:]))))  # the smallest and the largest
+        parameters = f"{format_params(model.total_parameters)}, {format_params(model.active_parameters)} active"
+        names = " ".join((name, title, model.repo, *(f"{each.name} {each.repo}" for each in checkpoints)))
+        rows.append(ModelRow(name=name, title=title, parameters=parameters, size=size, words=names.lower()))
+    return rows
 
 
 async def list_models(request: Request, *, site: WebSite) -> Response:

@@ -20,7 +20,7 @@ from moebox.checkpoint import planned_checkpoint
 from moebox.core import registry
 from moebox.core.deployment import Deployment
 from moebox.core.plan import Goal, Plan
-from moebox.core.recipe import EngineName, Recipe
+from moebox.core.recipe import EngineName
 from moebox.errors import BadInput, MoeboxError, UnknownName
 from moebox.flows import boxes, recipes
 from moebox.planner.constraints import Constraints
@@ -155,23 +155,21 @@ def is_cached(query: PlanQuery) -> bool:
 def plan_same_layout(query: PlanQuery, layout: PlanQuery) -> PlanReply:
     """Rate only the layout chosen for `layout`; search all layouts if it does not fit."""
     try:
-        return plan_within(query, layout_constraints(plan_fully(layout).plan.recipe, query.goal))
+        recipe = plan_fully(layout).plan.recipe
+        constraints = Constraints(
+            goal=query.goal,
+            engine=recipe.engine,
+            checkpoint=recipe.checkpoint,
+            tp=recipe.parallel.tp,
+            pp=recipe.parallel.pp,
+            dcp=recipe.parallel.dcp,
+            kv=None if recipe.kv == "auto" else recipe.kv,
+            speculate=recipe.speculate.method if recipe.speculate else "none",
+            image="community" if recipe.runtime.preset else "stock",
+        )
+        return plan_within(query, constraints)
     except MoeboxError:
         return plan_fully(query)
-
-
-def layout_constraints(recipe: Recipe, goal: Goal) -> Constraints:
-    return Constraints(
-        goal=goal,
-        engine=recipe.engine,
-        checkpoint=recipe.checkpoint,
-        tp=recipe.parallel.tp,
-        pp=recipe.parallel.pp,
-        dcp=recipe.parallel.dcp,
-        kv=None if recipe.kv == "auto" else recipe.kv,
-        speculate=recipe.speculate.method if recipe.speculate else "none",
-        image="community" if recipe.runtime.preset else "stock",
-    )
 
 
 def previous_query(query: PlanQuery, layout: str) -> PlanQuery | None:
@@ -240,7 +238,8 @@ def plan_assessment(answer: PlanReply) -> Assessment:
     fits = f"{plural(answer.held, 'request')} of {units.format_count(answer.context)} tokens at a time"
     fits += f" ({query.concurrency} requested)" if query.concurrency else ""
     log = " in the engine's log" if plan.memory.counts_steps else ""
-    rate, low, high = decode_forecast(answer)
+    rate = answer.speed.decode_tok_s(answer.streams, answer.context)
+    low, high = (rate * edge for edge in answer.speed.step_range(answer.streams, answer.context))
     each = f", {format_number(rate / answer.streams)} tok/s each" if answer.streams > 1 else ""
     read = units.format_seconds(answer.speed.prefill_s(answer.context))
     load = f"{full_length(answer)}{each}, a full prompt is read in {read}"
@@ -267,14 +266,6 @@ def plan_assessment(answer: PlanReply) -> Assessment:
 def full_length(answer: PlanReply) -> str:
     """The load of the forecast: "2 requests of 65,536 tokens"."""
     return f"{plural(answer.streams, 'request')} of {units.format_count(answer.context)} tokens"
-
-
-def decode_forecast(answer: PlanReply) -> tuple[float, float, float]:
-    """Decode tok/s at the requested load, and its range."""
-    streams, context = answer.streams, answer.context
-    rate = answer.speed.decode_tok_s(streams, context)
-    low, high = answer.speed.step_range(streams, context)
-    return rate, rate * low, rate * high
 
 
 def memory_charts(plan: Plan) -> list[ReportChart]:

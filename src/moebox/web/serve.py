@@ -87,12 +87,6 @@ def is_loopback(host: str) -> bool:
         ) from None
 
 
-def page_address(host: str, port: int, token: str) -> str:
-    """The URL to open."""
-    name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
-    return f"http://{name}:{port}/?token={token}"
-
-
 class PageServer(uvicorn.Server):
     """A server that ends open streams before it stops."""
 
@@ -120,7 +114,8 @@ def prepare_server(
             WebSite(runs=runs, any_host=not is_loopback(host)),
             listen_on_port(host, port, exact_port=exact_port),
         )
-        shown = page_address(host, made.getsockname()[1], site.token)
+        name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
+        shown = f"http://{name}:{made.getsockname()[1]}/?token={site.token}"
     config = uvicorn.Config(
         make_app(site), log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=3
     )

@@ -1,12 +1,14 @@
 """The flags of `moebox bench` that describe the requests and the load, turned into a workload and loads."""
 
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 
 from cyclopts import Parameter
 
+from moebox import codec
 from moebox.bench.command import REQUESTS_PER_STREAM
 from moebox.cli import flags
-from moebox.core.measure import Load, SearchAxis, Workload
+from moebox.core.measure import Load, SearchAxis
 from moebox.core.setting import apply_settings
 from moebox.core.workload_file import WorkloadFile, find_workload_file, shipped_workloads
 from moebox.errors import BadInput, refuse_if
@@ -54,17 +56,11 @@ class BenchSettings(WorkloadFile):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BenchPlan:
+class BenchPlan(BenchSettings):
     """A workload and the loads to measure it at."""
 
-    workload: Workload
     loads: tuple[Load, ...]
-    warmup: int = 0
-    repeat: int = 3
     name: str = ""  # of the workload file; it ends in "-changed" if a flag changed a published benchmark
-    endpoint: ServerAccess = ServerAccess()
-    label: str = ""  # for the result, if the user chose one
-    allow_failures: bool = False
 
     def load_at(self, axis: str, value: float) -> Load:
         """Return the first load with its concurrency or rate replaced."""
@@ -77,14 +73,14 @@ class BenchPlan:
 
 
 def make_bench_plan(
-    args: BenchArgs, name: str = "", settings: list[str] | None = None, search: SearchAxis | None = None
+    args: BenchArgs, name: str = "", settings: Sequence[str] = (), search: SearchAxis | None = None
 ) -> BenchPlan:
     """Turn a workload file, settings and flags into a workload and loads; BadInput names a wrong one.
 
     `search`: the axis along which loads are searched, starting at the given one.
     """
     base = find_workload_file(name or "random")
-    whole = BenchSettings(**{field.name: getattr(base, field.name) for field in fields(base)})
+    whole = BenchSettings(**codec.shared_fields(base, BenchSettings))
     whole = _with_flags(apply_settings(whole, settings or ()), args)
     if args.rate and whole.concurrency == base.concurrency:  # it is of the file's closed loop
         whole = replace(whole, concurrency=())
@@ -99,16 +95,7 @@ def make_bench_plan(
     label = kind.rpartition("/")[2].removesuffix(".toml")
     if shipped and _benchmark(whole) != _benchmark(base):
         label += "-changed"
-    return BenchPlan(
-        workload=work,
-        loads=_make_loads(whole),
-        warmup=whole.warmup,
-        repeat=whole.repeat,
-        name=label,
-        endpoint=whole.endpoint,
-        label=whole.label,
-        allow_failures=whole.allow_failures,
-    )
+    return BenchPlan(**codec.shared_fields(whole, BenchPlan), loads=_make_loads(whole), name=label)
 
 
 def _with_flags(whole: BenchSettings, args: BenchArgs) -> BenchSettings:
@@ -122,11 +109,10 @@ def _with_flags(whole: BenchSettings, args: BenchArgs) -> BenchSettings:
     )
     streams = parse_counts("--concurrency", args.concurrency)
     work, load = whole.workload, whole.load
-    work = replace(
-        work,
-        input_tokens=_tokens("--input", args.input, work.input_tokens),
-        output_tokens=_tokens("--output", args.output, work.output_tokens),
-    )
+    given = flags.parse_token_count("--input", args.input), flags.parse_token_count("--output", args.output)
+    usual = work.input_tokens, work.output_tokens
+    prompt, reply = (default if tokens is None else tokens for tokens, default in zip(given, usual, strict=True))
+    work = replace(work, input_tokens=prompt, output_tokens=reply)
     seconds = flags.parse_duration("--duration", args.duration) if args.duration else load.duration_s
     return replace(
         whole,
@@ -184,7 +170,3 @@ def parse_counts(flag: str, text: str | None) -> tuple[int, ...]:
         out_of_range=f"{flag}: {text!r} is out of range: each count is from 1 to {MAX_COUNT:,}",
         hint="write it like 1,8,32",
     )
-
-
-def _tokens(flag: str, text: str | None, default: int) -> int:
-    return default if text is None else flags.parse_value(flag, text, parse_tokens)

@@ -1,7 +1,6 @@
 """`moebox fleet up, ps, down, verify, bench and render`: a fleet behind its router."""
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -129,21 +128,18 @@ def verify(
         settings: Another option of `verify`, such as seed=1 or deadline_s=5m; or streams=64 in flight at --kill;
             repeatable.
     """
-    from moebox.cli.verify import FLAG_CHECKS, VerifyView, refuse_unused_settings
+    from moebox.cli.verify import VerifyView, parse_options
     from moebox.flows import fleet_record, fleet_verify
     from moebox.store import Run
-    from moebox.verify.options import TIME_S, TRIALS, FleetVerifySettings
+    from moebox.verify.options import FleetVerifySettings
     from moebox.verify.runner import results_document, select_checks
 
     names = flags.split_names(*only)
-    tokens = flags.parse_token_count("--context", context or None)
-    usual = FleetVerifySettings(trials=TRIALS[effort], time_s=TIME_S[effort])
-    options = apply_settings(replace(usual, context=tokens), settings)
-    options.validate()
-    changed = {name: getattr(options, name) != getattr(usual, name) for name in FLAG_CHECKS}
-    refuse_unused_settings([check.name for check in select_checks(names, "")], changed)
+    chosen = [check.name for check in select_checks(names, "")]
+    options = parse_options(FleetVerifySettings, effort, context, settings, chosen)
     refuse_out_of_range("--set streams", options.streams, 1, 4096)
-    refuse_if(not kill and options.streams != usual.streams, "streams needs --kill", hint="add --kill, or leave it out")
+    unused = not kill and options.streams != FleetVerifySettings().streams
+    refuse_if(unused, "streams needs --kill", hint="add --kill, or leave it out")
     record = fleet_record.find_fleet(name)
     run = Run.create(f"verify-{record.name}")
     with VerifyView(run.path, quiet=json) as view:

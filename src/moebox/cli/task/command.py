@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -120,7 +121,7 @@ def task(
         return _write_jobs(wanted, write, json=json)
     if with_ and with_ not in CLIENTS:
         raise UnknownName("client", with_, CLIENTS)
-    parse_addresses(mcp or [])
+    parse_addresses(mcp)
     before = load_task_run(Run.open(resume)) if resume else None
     if before and not target:
         target, model = before.url, model or before.model
@@ -147,12 +148,12 @@ def task(
             servers.close()
 
 
-def parse_families(given: list[str] | None, *, client: str = "") -> list[str]:
+def parse_families(given: Sequence[str], *, client: str = "") -> list[str]:
     """Return the named families; by default, for a real client, those that it can do."""
     from moebox.tasks.clients import UNSUPPORTED_FAMILIES
     from moebox.tasks.families import FAMILIES
 
-    chosen = flags.split_names(*(given or ()))
+    chosen = flags.split_names(*given)
     for name in chosen:
         if name not in FAMILIES:
             raise UnknownName("family", name, FAMILIES)
@@ -210,7 +211,7 @@ def _run_jobs(
     return exit_code(any(result.solved for result in done.finished_results))
 
 
-def _start_servers(mcp: list[str]) -> "McpServers":
+def _start_servers(mcp: Sequence[str]) -> "McpServers":
     """Start the MCP servers; ExternalError if one does not list its tools."""
     from moebox.tasks.mcp_tools import McpServers, parse_addresses
     from moebox.tasks.tools import ToolServerDied

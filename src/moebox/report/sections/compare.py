@@ -28,7 +28,6 @@ from moebox.report.block import (
 from moebox.report.palette import run_colour
 from moebox.runs.record import LoadResult, RunRecord, RunStatus
 
-Rows = tuple[tuple[TableCell, ...], ...]
 MAX_COLUMNS = 3  # more runs than this are rows instead of columns
 
 
@@ -36,7 +35,9 @@ def compare_section(records: Sequence[RunRecord]) -> Section | None:
     """Settings that differ, then headline figures: a column for each run if they are few, else a row."""
     if len(records) < 2:
         return None
-    settings, reason = differing_settings(records), incomparable_reason(records)
+    reason, tables_of_runs = incomparable_reason(records), [*map(recipe_settings, records)]
+    by_name = [(name, [table[name] for table in tables_of_runs]) for name in tables_of_runs[0]]
+    settings = tuple((text_cell(name), *map(text_cell, values)) for name, values in by_name if len(set(values)) > 1)
     figures = tuple(row for headline in HEADLINES if (row := headline_row(headline, records, ratios=not reason)))
     tables: list[ReportTable] = []
     if len(records) <= MAX_COLUMNS:
@@ -79,12 +80,6 @@ def recipe_settings(record: RunRecord) -> dict[str, str]:
         "Micro-batch (-ub)": f"{hybrid.ubatch:,}" if hybrid else "",
         "Memory fraction": f"{recipe.memory_utilization:g}" if recipe and recipe.memory_utilization else "",
     }
-
-
-def differing_settings(records: Sequence[RunRecord]) -> Rows:
-    tables = [recipe_settings(record) for record in records]
-    rows = [(name, [table[name] for table in tables]) for name in tables[0]]
-    return tuple((text_cell(name), *map(text_cell, values)) for name, values in rows if len(set(values)) > 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
