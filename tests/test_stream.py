@@ -20,7 +20,7 @@ from moebox.bench.samples import Samples
 from moebox.core.endpoint import endpoint_from_url
 from moebox.errors import ExternalError
 from moebox.stream.events import CONTENT, ESTIMATED_TIME, REASONING, TOOL, decode_event, tokens_by_chunk
-from moebox.stream.exchange import ReplyToolCall, StreamExchange, send_request
+from moebox.stream.exchange import StreamExchange, ToolCall, send_request
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -282,7 +282,7 @@ def test_ask_reads_a_whole_reply_over_a_real_socket() -> None:
         reply = send_request(endpoint_from_url(url, "m"), {"model": "m", "messages": []})
 
     assert (reply.status, reply.error, reply.text, reply.reasoning) == (200, "", "hello", "hm")
-    assert reply.tool_calls == (ReplyToolCall(id="c1", name="add", arguments='{"a":1}'),)
+    assert reply.tool_calls == (ToolCall(id="c1", name="add", arguments='{"a":1}'),)
     assert (reply.completion_tokens, reply.prompt_tokens, reply.finish, reply.done) == (5, 7, "tool_calls", True)
     assert reply.ttft_s is not None
     assert reply.ttfc_s is not None

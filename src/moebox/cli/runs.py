@@ -196,7 +196,7 @@ def rm(*run: str, yes: Annotated[bool, Parameter(name=["--yes", "-y"], negative=
         yes: Do not prompt.
     """
     refuse_if(not run, "name the runs to delete", hint="`moebox runs` lists them")
-    found = [_find_deletable(name) for name in run]
+    found = [*map(_find_deletable, run)]
     if not yes and not confirm(f"delete {', '.join(folder.id for folder in found)}?"):
         print_lines(["nothing deleted"])
         return 1

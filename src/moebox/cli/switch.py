@@ -54,7 +54,7 @@ def switch(file: Path, *, dry_run: Switch = False) -> int:
         sizes = (format_gib(size) if size else "–" for size in (gpu, ram))
         rows.append((name, *sizes, WAYS[need.sleep], f"{low} to {high}" if seconds else "unknown"))
     stdout_console().print(make_table(("model", "each GPU", "RAM", "put away", "back in"), rows))
-    names = [" + ".join(each) for each in sets]
+    names = [*map(" + ".join, sets)]
     print_lines([f"together: {'; '.join(names)}" if len(names) > 1 else f"all fit together: {names[0]}"])
     if dry_run:
         print_lines(["", llama_swap_config(found, deployments, sets)])

@@ -101,6 +101,6 @@ def _gpu_lines(gpu: GpuConditions) -> Iterable[str]:
     if gpu.other_processes:
         yield f"other processes used gpu{gpu.index}: {', '.join(gpu.other_processes)}"
     if gpu.xids:
-        yield f"gpu{gpu.index} reported Xid {', '.join(str(xid) for xid in gpu.xids)}"
+        yield f"gpu{gpu.index} reported Xid {', '.join(map(str, gpu.xids))}"
     if gpu.ecc_errors:
         yield f"gpu{gpu.index} had {gpu.ecc_errors} uncorrected memory errors"

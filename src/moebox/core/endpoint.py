@@ -37,6 +37,15 @@ class Endpoint:
         return {"Authorization": f"Bearer {self.key}"} if self.key else {}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """One tool call of a reply: the arguments are JSON, if the model wrote some."""
+
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
 def endpoint_from_url(url: str, model: str, *, key: str | None = None, engine: str = "") -> Endpoint:
     """Make an Endpoint from any of the usual spellings of its URL."""
     url = url if "://" in url else f"http://{url}"

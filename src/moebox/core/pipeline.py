@@ -61,7 +61,7 @@ class PipelineStep:
 
 def display_state(state: str, figures: Mapping[str, object]) -> str:
     """How a step is shown: one that was done and found checks or requests that fail is not shown as good."""
-    return "failed" if any(figures.get(name) for name in BAD) else state
+    return "failed" if any(map(figures.get, BAD)) else state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

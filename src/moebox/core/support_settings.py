@@ -122,7 +122,7 @@ def _cuda(wanted: str, setup: "Setup") -> bool | None:
     bound = re.fullmatch(r"(<)?([\d.]+)", wanted)
     if not setup.cuda or not bound:
         return None
-    here, there = ([int(part) for part in text.split(".")[:2]] for text in (setup.cuda, bound[2]))
+    here, there = ([*map(int, text.split(".")[:2])] for text in (setup.cuda, bound[2]))
     return here < there if bound[1] else here == there
 
 
@@ -131,7 +131,7 @@ def _experts_in_ram(wanted: str, setup: "Setup") -> bool:
     hybrid, model = setup.recipe.hybrid, setup.model
     if hybrid is None or model is None:
         return False
-    on_gpus = sum(len(layers) for layers in hybrid.experts)
+    on_gpus = sum(map(len, hybrid.experts))
     return on_gpus < model.moe_layers and not hybrid.split
 
 

@@ -56,7 +56,7 @@ def sample_throttling() -> dict[str, float]:
         return {}
     throttled, hottest, clocks, watts = 0, 0.0, list[float](), 0.0
     try:
-        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        handles = [*map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))]
         for handle in handles:
             hottest = max(hottest, float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)))
             clocks.append(float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)))

@@ -46,7 +46,7 @@ def detect_cpu() -> Cpu:
 def parse_lscpu(output: str) -> tuple[str, int]:
     """Return name and sockets on Arm, where /proc/cpuinfo has numbers only; several kinds of cores are joined."""
     names = dict.fromkeys(re.findall(r"^Model name:\s*(\S.*?)\s*$", output, re.MULTILINE))
-    sockets = [int(count) for count in re.findall(r"^Socket\(s\):\s*(\d+)$", output, re.MULTILINE)]
+    sockets = [*map(int, re.findall(r"^Socket\(s\):\s*(\d+)$", output, re.MULTILINE))]
     return " + ".join(names), max(sockets, default=1)
 
 

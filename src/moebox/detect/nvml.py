@@ -79,7 +79,7 @@ def list_holders(nvml: Any) -> dict[int, list[GpuProcess]]:
 
 def read_driver(nvml: Any, *, sysfs: Path = Path("/sys"), only: str | None = None) -> DriverReport:
     """Read every GPU and the links between them; `only` is the value of CUDA_VISIBLE_DEVICES."""
-    every = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    every = [*map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))]
     numbers = tuple(range(len(every)))
     if only is not None:
         numbers = visible_gpu_numbers(only, [str(query(nvml, "", "nvmlDeviceGetUUID", handle)) for handle in every])

@@ -179,7 +179,7 @@ class StallWatch:
                             self._stopped.append(process.pid)
         now, before = time.monotonic(), self._used_before
         self._used_before = used_s, now
-        if before is None or not any(psutil.pid_exists(pid) for pid in self._pids):
+        if before is None or not any(map(psutil.pid_exists, self._pids)):
             return tree, True
         return tree, used_s - before[0] > STILL_CORES * (now - before[1])
 

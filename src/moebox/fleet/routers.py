@@ -180,7 +180,7 @@ def router_script(router: RouterSettings, started: RouterStart, *, title: str) -
     ]
     lines.append(f"# pip install '{known.package}=={known.tested}'")
     lines.append('PYTHON="${PYTHON:-python3}"')
-    lines.append("exec " + " ".join(['"$PYTHON"', *(shlex.quote(word) for word in started.argv)]))
+    lines.append("exec " + " ".join(['"$PYTHON"', *map(shlex.quote, started.argv)]))
     return "\n".join(lines) + "\n"
 
 

@@ -64,7 +64,7 @@ def tune_kernels(request: KernelRequest, here: Arch, *, limit: Arch) -> TuningRe
             raise ExternalError("the tuner failed; its output is above", hint="`--debug` shows more")
         refuse_if(not answer.exists(), f"--only {request.only}: no case that can be tuned has that in its name")
         timed = msgspec.convert(json.loads(answer.read_text()), TuneAnswer)  # msgspec's own reader knows no Infinity
-    rows = [prefer_baseline(row) for row in timed.rows]
+    rows = [*map(prefer_baseline, timed.rows)]
     return TuningResult(engine=request.engine, triton=timed.triton, rows=rows, shape=timing_request.shape)
 
 

@@ -8,18 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from moebox.core.endpoint import ToolCall as ToolCall
 from moebox.escape import clip_text
 
 Message = Mapping[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ToolCall:
-    """One tool call: Kimi's id `functions.NAME:INDEX`, the name, the arguments as JSON text."""
-
-    id: str
-    name: str
-    arguments: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -174,7 +174,7 @@ def count_question(rng: random.Random, *, thinking: bool, start: int | None = No
 
 
 def _judge_count(question: Question, reply: ModelReply) -> Grade:
-    got = [int(number) for number in re.findall(r"\d+", reply.content)]
+    got = [*map(int, re.findall(r"\d+", reply.content))]
     want: list[int] = question.expect
     right = any(got[at : at + len(want)] == want for at in range(len(got)))
     return accept_if(right, f"{want[0]} to {want[-1]} is not in: {shorten(reply.content)}")

@@ -57,7 +57,7 @@ def render_service_unit(deployment: Deployment, command: Sequence[str], *, syste
     return str(
         _load_template("service.service.j2").render(
             recipe=deployment.recipe,
-            command=[quoting.quote_unit_word(word) for word in command],
+            command=[*map(quoting.quote_unit_word, command)],
             mounts=[quoting.quote_unit_word(weights)] if weights.startswith("/") else [],
             system=system,
         )

@@ -93,7 +93,7 @@ def k8s_context(deployment: Deployment) -> Context:
         "memory": memory,
         "cores": cores,
         **_gpus_per_node(deployment),
-        "command": [quoting.escape_kubernetes(word) for word in command],
+        "command": [*map(quoting.escape_kubernetes, command)],
         "leader": [*first, *leader.list_items(kubernetes_value)],
         "worker": [*first, *worker.list_items(kubernetes_value)],
         "env": {name: quoting.escape_kubernetes(value) for name, value in env.items()},

@@ -140,7 +140,7 @@ def compose_context(deployment: Deployment) -> Context:
     return _common_context(pieces, deployment, launch) | {
         "template": "compose.yaml.j2",
         "variables": pieces.used_variables,
-        "entrypoint": [quoting.escape_compose(word) for word in before[1:]],
+        "entrypoint": [*map(quoting.escape_compose, before[1:])],
         "command": command,
         "reasons": pieces.reason_lines() if setup else [],
         "env": {name: quoting.escape_compose(value) for name, value in launch.env.items()},
@@ -169,7 +169,7 @@ def systemd_context(deployment: Deployment) -> Context:
     start = pieces.entry_words(after if pieces.in_container else launch.argv)
     return _common_context(pieces, deployment, launch) | {
         "template": "unit.service.j2",
-        "start": [quoting.quote_unit_word(word) for word in start],
+        "start": [*map(quoting.quote_unit_word, start)],
         "arguments": [" ".join(map(unit_argument, piece)) for piece in pieces.all_args],
         "reasons": pieces.reason_lines(),
         "variables": pieces.used_variables,

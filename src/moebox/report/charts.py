@@ -116,7 +116,7 @@ def draw_grid(across: AxisScale, up: AxisScale, x: ChartAxis, y: ChartAxis, heig
     parts = [svg_text(LEFT - 46, 13, y.title, fill="var(--soft)", font_weight=600)]
     values = axis_ticks(up.low, up.high, log=up.log)
     if len(values) > 6:
-        values = thin_out(values, 22, [up.position(value) for value in values])
+        values = thin_out(values, 22, [*map(up.position, values)])
     for value in values:
         place = up.position(value)
         parts.append(svg_tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=place, y2=place, stroke="var(--hair)"))
@@ -124,7 +124,7 @@ def draw_grid(across: AxisScale, up: AxisScale, x: ChartAxis, y: ChartAxis, heig
     parts.append(svg_tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=base, y2=base, stroke="var(--rule)"))
     given = [value for value in x.ticks if across.low * 0.999 <= value <= across.high * 1.001]
     values = given or axis_ticks(across.low, across.high, log=across.log, count=6)
-    for value in thin_out(values, 46, [across.position(value) for value in values]):
+    for value in thin_out(values, 46, [*map(across.position, values)]):
         place, label = across.position(value), x.tick_label(value)
         anchor = "end" if place > WIDTH - RIGHT - 12 else "middle"
         parts.append(svg_tag("line", x1=place, x2=place, y1=base, y2=base + 4, stroke="var(--rule)"))

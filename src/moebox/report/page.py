@@ -121,7 +121,7 @@ def jinja_environment(*packages: str) -> "Environment":
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
     made = Environment(
-        loader=ChoiceLoader([PackageLoader(package) for package in (*packages, "moebox.report")]),
+        loader=ChoiceLoader([*map(PackageLoader, (*packages, "moebox.report"))]),
         autoescape=True,
         undefined=StrictUndefined,
         finalize=lambda value: (

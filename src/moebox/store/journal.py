@@ -154,4 +154,4 @@ def replace_nonfinite(value: Any) -> Any:
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
         return {key: replace_nonfinite(inner) for key, inner in value.items()}
-    return [replace_nonfinite(inner) for inner in value] if isinstance(value, list) else value
+    return [*map(replace_nonfinite, value)] if isinstance(value, list) else value

@@ -139,5 +139,5 @@ def _token_count(value: Any) -> int:
 
 def anthropic_prompt_tokens(usage: Mapping[str, object]) -> int | None:
     """All tokens of a prompt: Anthropic's API counts cached tokens beside input_tokens, not in it."""
-    counted, *cached = (usage.get(name) for name in ANTHROPIC_INPUTS)
+    counted, *cached = map(usage.get, ANTHROPIC_INPUTS)
     return counted + sum(count for count in cached if isinstance(count, int)) if isinstance(counted, int) else None

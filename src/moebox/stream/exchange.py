@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Self, TypedDict, Unpack
 
-from moebox.core.endpoint import Endpoint
+from moebox.core.endpoint import Endpoint, ToolCall
 from moebox.errors import ExternalError
 from moebox.loose import Json, get_object, get_objects
 from moebox.redact import hide_known_keys
@@ -18,15 +18,6 @@ from moebox.stream.sse import is_done_mark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplyToolCall:
-    """A tool call of a reply, joined from its deltas."""
-
-    id: str = ""
-    name: str = ""
-    arguments: str = ""  # JSON, if the model wrote some
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StreamReply:
     """A whole streamed reply. Times are seconds after the request was sent; None if that never came."""
 
@@ -34,7 +25,7 @@ class StreamReply:
     error: str = ""
     text: str = ""
     reasoning: str = ""
-    tool_calls: tuple[ReplyToolCall, ...] = ()
+    tool_calls: tuple[ToolCall, ...] = ()
     finish: str = ""
     done: bool = False  # [DONE] came
     prompt_tokens: int | None = None
@@ -203,9 +194,9 @@ def send_request(endpoint: Endpoint, body: Mapping[str, object], **options: Unpa
         )
 
 
-def join_tool_calls(events: Iterable[Json]) -> tuple[ReplyToolCall, ...]:
+def join_tool_calls(events: Iterable[Json]) -> tuple[ToolCall, ...]:
     """Join the tool calls of a reply from their deltas; deltas of another format are ignored."""
-    calls: dict[int, ReplyToolCall] = {}
+    calls: dict[int, ToolCall] = {}
     for choice in (choice for data in events for choice in get_objects(data, "choices")):
         deltas = (get_object(choice, "delta") or get_object(choice, "message")).get("tool_calls")
         for place, delta in enumerate(deltas if isinstance(deltas, list) else ()):
@@ -213,8 +204,8 @@ def join_tool_calls(events: Iterable[Json]) -> tuple[ReplyToolCall, ...]:
                 continue
             index = delta.get("index")
             key = index if isinstance(index, int) else place
-            before, function = calls.get(key, ReplyToolCall()), get_object(delta, "function")
-            calls[key] = ReplyToolCall(
+            before, function = calls.get(key, ToolCall()), get_object(delta, "function")
+            calls[key] = ToolCall(
                 id=_text_or_empty(delta.get("id")) or before.id,
                 name=before.name + _text_or_empty(function.get("name")),
                 arguments=before.arguments + _text_or_empty(function.get("arguments")),

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 
 from moebox import codec
 from moebox.core import catalogue
+from moebox.core.endpoint import ToolCall
 from moebox.loose import Json
 from moebox.tasks.job import AgentJob
-from moebox.tasks.reply import AgentReply, ReplySettings, RequestedCall, ShouldStop, request_reply, tool_result_messages
+from moebox.tasks.reply import AgentReply, ReplySettings, ShouldStop, request_reply, tool_result_messages
 from moebox.tasks.result import CallRecord, End, TurnRecord
 from moebox.tasks.tools import Toolbox, ToolServerDied
 
@@ -140,10 +141,10 @@ def _next_reply_tokens(job: AgentJob, context: int | None, work: AgentWork, syst
 
 def _make_calls(
     toolbox: Toolbox, reply: AgentReply, recent: _RecentTurns
-) -> tuple[list[CallRecord], list[tuple[RequestedCall, str]], str]:
+) -> tuple[list[CallRecord], list[tuple[ToolCall, str]], str]:
     """Make the calls of a reply in order; the last item names a tool server that died."""
     records: list[CallRecord] = []
-    results: list[tuple[RequestedCall, str]] = []
+    results: list[tuple[ToolCall, str]] = []
     for call in reply.calls if not reply.problem else ():
         began = time.monotonic()
         try:

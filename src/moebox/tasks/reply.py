@@ -7,11 +7,11 @@ import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal
 
-from moebox.core.endpoint import Endpoint
+from moebox.core.endpoint import Endpoint, ToolCall
 from moebox.errors import ExternalError
 from moebox.loose import Json, get_number, get_object, get_text
 from moebox.redact import hide_known_keys
@@ -27,19 +27,10 @@ CONTEXT_WORDS = ("context length", "context size", "context window", "maximum co
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestedCall:
-    """One tool call as the model wrote it."""
-
-    id: str
-    name: str
-    arguments: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentReply:
     text: str = ""
     reasoning: str = ""
-    calls: tuple[RequestedCall, ...] = ()
+    calls: tuple[ToolCall, ...] = ()
     finish: str = ""
     problem: str = ""  # "" if the reply is complete
     context_full: bool = False
@@ -66,7 +57,7 @@ class ReplySettings:
 
 Messages = Sequence[Json]
 ShouldStop = Callable[[], bool]
-Results = Sequence[tuple[RequestedCall, str]]
+Results = Sequence[tuple[ToolCall, str]]
 
 
 def request_reply(
@@ -83,12 +74,11 @@ def request_reply(
     silence_s = max(1.0, min(MAX_SILENCE_S, ends_at - time.monotonic()))
     parts: ReplyParts
     if settings.api == "anthropic":
-        parts, body = AnthropicParts(), messages_body(settings, system, messages, tools, max_tokens)
+        parts, path = AnthropicParts(), "/messages"
         headers = {"anthropic-version": VERSION, "x-api-key": settings.endpoint.key or "none"}
-        path = "/messages"
     else:
-        parts, body = _ChatParts(), chat_body(settings, system, messages, tools, max_tokens)
-        headers, path = {}, "/chat/completions"
+        parts, path, headers = _ChatParts(), "/chat/completions", {}
+    body = request_body(settings, system, messages, tools, max_tokens)
     began = time.monotonic()
     problem = ""
     try:
@@ -118,7 +108,7 @@ def tool_result_messages(api: TaskApi, reply: AgentReply, results: Results) -> l
 
     Arguments that are not JSON are wrapped: servers' templates parse them, and many answer 500 otherwise.
     """
-    calls: list[tuple[RequestedCall, str, Json]] = []
+    calls: list[tuple[ToolCall, str, Json]] = []
     for call in reply.calls:
         try:
             value = json.loads(call.arguments or "{}")
@@ -144,41 +134,23 @@ def tool_result_messages(api: TaskApi, reply: AgentReply, results: Results) -> l
     return [message, *returned]
 
 
-def chat_body(
+def request_body(
     settings: ReplySettings, system: str, messages: Messages, tools: Sequence[AgentTool], max_tokens: int
 ) -> Json:
-    """Request body of OpenAI's API."""
-    body: dict[str, object] = {
-        "model": settings.endpoint.model,
-        "messages": [{"role": "system", "content": system}, *messages],
-        "temperature": settings.temperature,
-        "max_tokens": max_tokens,
-        "stream_options": {"include_usage": True},
-    }
+    """Request body of either API."""
+    body: dict[str, object] = {"model": settings.endpoint.model, "temperature": settings.temperature}
+    body["max_tokens"] = max_tokens
+    if settings.api == "anthropic":
+        named = [{"name": t.name, "description": t.description, "input_schema": t.parameters} for t in tools]
+        return body | {"system": system, "messages": list(messages)} | ({"tools": named} if tools else {})
+    body["messages"] = [{"role": "system", "content": system}, *messages]
+    body["stream_options"] = {"include_usage": True}
     if settings.thinking is not None:
         body["chat_template_kwargs"] = {"thinking": settings.thinking, "enable_thinking": settings.thinking}
     if tools:
         functions = [{"name": t.name, "description": t.description, "parameters": t.parameters} for t in tools]
         body["tools"] = [{"type": "function", "function": function} for function in functions]
         body["tool_choice"] = "auto"
-    return body
-
-
-def messages_body(
-    settings: ReplySettings, system: str, messages: Messages, tools: Sequence[AgentTool], max_tokens: int
-) -> Json:
-    """Request body of Anthropic's API."""
-    body: dict[str, object] = {
-        "model": settings.endpoint.model,
-        "system": system,
-        "messages": list(messages),
-        "temperature": settings.temperature,
-        "max_tokens": max_tokens,
-    }
-    if tools:
-        body["tools"] = [
-            {"name": tool.name, "description": tool.description, "input_schema": tool.parameters} for tool in tools
-        ]
     return body
 
 
@@ -194,7 +166,7 @@ class ReplyParts(ABC):
         self.usage = [-1, -1, -1]  # prompt, completion, cached; -1 if unknown
 
     @abstractmethod
-    def calls(self) -> tuple[RequestedCall, ...]:
+    def calls(self) -> tuple[ToolCall, ...]:
         """The calls so far."""
 
     @abstractmethod
@@ -243,11 +215,9 @@ class _ChatParts(ReplyParts):
                 cached = -1 if reused is None or reused < 0 else int(reused)
             self.usage = [prompt, completion, cached]
 
-    def calls(self) -> tuple[RequestedCall, ...]:
-        return tuple(
-            RequestedCall(id=call.id or f"call_{place}", name=call.name, arguments=call.arguments)
-            for place, call in enumerate(join_tool_calls(self._data))
-        )
+    def calls(self) -> tuple[ToolCall, ...]:
+        joined = enumerate(join_tool_calls(self._data))
+        return tuple(replace(call, id=call.id or f"call_{place}") for place, call in joined)
 
 
 class AnthropicParts(ReplyParts):
@@ -291,9 +261,9 @@ class AnthropicParts(ReplyParts):
         written, cached = (self._counts.get(name, -1) for name in ("output_tokens", "cache_read_input_tokens"))
         self.usage = [-1 if prompt is None else prompt, written, cached]
 
-    def calls(self) -> tuple[RequestedCall, ...]:
+    def calls(self) -> tuple[ToolCall, ...]:
         used = [block for _, block in sorted(self._blocks.items()) if block["type"] == "tool_use"]
         return tuple(
-            RequestedCall(id=block["id"] or f"call_{place}", name=block["name"], arguments=block["arguments"] or "{}")
+            ToolCall(id=block["id"] or f"call_{place}", name=block["name"], arguments=block["arguments"] or "{}")
             for place, block in enumerate(used)
         )

@@ -90,7 +90,7 @@ def family_scores(results: Sequence[JobResult]) -> list[FamilyScore]:
     scores = []
     for group in groups.values():
         calls = [call for result in group for call in result.all_calls]
-        passed, hidden = (sum(counts) for counts in zip(*(result.hidden_tests for result in group), strict=True))
+        passed, hidden = map(sum, zip(*(result.hidden_tests for result in group), strict=True))
         turns = itertools.chain.from_iterable(result.turns for result in group)
         timed = [(turn.completion_tokens, turn.tok_s) for turn in turns if turn.completion_tokens and turn.tok_s]
         writing_s = sum(tokens / rate for tokens, rate in timed)

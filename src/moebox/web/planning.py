@@ -270,7 +270,7 @@ def full_length(answer: PlanReply) -> str:
 
 def memory_charts(plan: Plan) -> list[ReportChart]:
     """Memory of every GPU, and of the host if weights lie there."""
-    devices = [planned_parts(device) for device in plan.memory.devices]
+    devices = [*map(planned_parts, plan.memory.devices)]
     rows = [(name, "planned", device) for name, device in group_equal_devices(devices)]
     host = [row for row in rows if row[2].on_host]
     held = {part for _, _, device in host for part in device.parts} - {"free", "in use"}

@@ -279,10 +279,10 @@ def print_results(console: "Console", results: Sequence[dict[str, Any]], *, best
     for place, result in enumerate(results):
         bad = sum(result.get(key) or 0 for key in ("failed", "truncated", "empty"))
         mean, peak = result.get("output_throughput"), result.get("max_output_tokens_per_s")
-        rates = [result.get(key) for key in RATES]
+        rates = [*map(result.get, RATES)]
         if peak is not None and mean is not None and peak < mean:  # too short for a peak, which is of whole seconds
             rates[RATES.index("max_output_tokens_per_s")] = None
-        cells = [_format_number(rate) for rate in rates]
+        cells = [*map(_format_number, rates)]
         cells += [_format_number(result.get("request_throughput"), digits=2)]
         cells += [_format_ms(result.get(key)) for key in TIMES]
         first = Text(load_label(result) + (" ←" if place == best else ""))

@@ -126,7 +126,7 @@ HEADLINES = (
 
 def headline_row(headline: HeadlineFigure, records: Sequence[RunRecord], *, ratios: bool) -> tuple[TableCell, ...]:
     """One figure of each run, if two or more have it; with `ratios` the best is bold and the others a share of it."""
-    values = [headline.read(record) for record in records]
+    values = [*map(headline.read, records)]
     known = [value for value in values if value is not None]
     if len(known) < 2:
         return ()

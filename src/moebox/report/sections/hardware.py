@@ -101,7 +101,7 @@ def switch_groups(box: Box, members: list[int]) -> list[tuple[str, list[int]]]:
         if link.kind in NEAR and {link.a, link.b} <= set(members):
             both = group[link.a] | group[link.b]
             group |= dict.fromkeys(both, both)
-    groups = [sorted(found) for found in dict.fromkeys(map(frozenset, group.values()))]
+    groups = [*map(sorted, dict.fromkeys(map(frozenset, group.values())))]
     if len(groups) == len(members):
         return [("", members)]
     return [("PCIe switch" if len(found) > 1 else "", found) for found in groups]

@@ -39,7 +39,7 @@ class MemorySide:
 def memory_sides(record: RunRecord) -> list[MemorySide]:
     """Planned and measured memory, as far as they are known."""
     memory = record.planned_memory
-    planned = [planned_parts(device) for device in memory.devices] if memory else []
+    planned = [*map(planned_parts, memory.devices)] if memory else []
     reported = [device for device in map(reported_parts, record.reported_devices) if device.total > 0]
     sides = [
         MemorySide(kind="planned", devices=planned, kv_tokens=memory.kv_tokens if memory else None),

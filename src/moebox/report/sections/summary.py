@@ -119,7 +119,7 @@ def summary_paragraphs(records: Sequence[RunRecord]) -> list[str]:
     """What ran on what, why a run failed or stopped, how it scaled, and the first recommendation."""
     planned = [record for record in records if record.recipe]
     groups = group_by(planned, lambda record: (model_name(record), box_title(record)))
-    sentences = [opening_sentence(group) for group in groups.values()]
+    sentences = [*map(opening_sentence, groups.values())]
     if any(model_name(record).startswith("phantom") for record in records):
         sentences.append("The phantom is moebox's rehearsal model: 17 M parameters in Kimi's architecture.")
     found = [" ".join(sentences)] if sentences else []

@@ -69,7 +69,7 @@ def figures_section(records: Sequence[RunRecord]) -> Section:
 
 def figure_cells(figure: FigureColumn, loads: Sequence[LoadResult]) -> list[TableCell]:
     """One figure of each load, the best one marked; empty if no load has it."""
-    values = [figure.read(load) for load in loads]
+    values = [*map(figure.read, loads)]
     known = [value for value in values if value is not None]
     best = max(known, key=lambda value: figure.better * value) if figure.better and len(known) > 1 else None
     format_value = format_ms if figure.latency else format_number

@@ -2,8 +2,7 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
 
 from moebox.core import catalogue
 from moebox.data import FOLDER
@@ -43,19 +42,9 @@ class ModulePart:
     about: str
 
 
-@cache
 def module_parts() -> tuple[ModulePart, ...]:
     """All modules, with the placeholders of their constants."""
-    return tuple(
-        ModulePart(
-            name=row["name"],
-            source=row["source"],
-            bugs=tuple((right, wrong) for right, wrong in row["bugs"]),
-            checks=tuple(row["checks"]),
-            about=row["about"],
-        )
-        for row in catalogue.load_table("tasks/parts")["part"]
-    )
+    return catalogue.table_rows(ModulePart, "tasks/parts", "part")
 
 
 def draw_parts(rng: random.Random, count: int) -> list[ModulePart]:
@@ -67,12 +56,7 @@ def draw_parts(rng: random.Random, count: int) -> list[ModulePart]:
         def fill(text: str, a: str = a, b: str = b) -> str:
             return text.replace("{a}", a).replace("{b}", b)
 
-        new_filled = ModulePart(
-            name=part.name,
-            source=fill(part.source),
-            bugs=tuple((fill(right), fill(wrong)) for right, wrong in part.bugs),
-            checks=tuple(map(fill, part.checks)),
-            about=fill(part.about),
-        )
-        drawn.append(new_filled)
+        bugs = tuple((fill(right), fill(wrong)) for right, wrong in part.bugs)
+        texts = {"source": fill(part.source), "about": fill(part.about)}
+        drawn.append(replace(part, **texts, bugs=bugs, checks=tuple(map(fill, part.checks))))
     return drawn
