@@ -167,7 +167,7 @@ def compared(found: Calibration, check: Boot, recipe: Recipe, asked_box: str = "
             what=f"prompt of {prompt.tokens:,}",
             measured=prompt.tokens / prompt.seconds,
             calibrated=prompt.tokens / prefill_s(reading, prompt.tokens),
-            fitted=prompt.tokens / plain.prefill_s(prompt.tokens),
+            fitted=prompt.tokens / (plain.prefill_s(prompt.tokens) + plain.request_s),
             unit="tok/s",
             range_factor=math.exp(RANGE_SIGMAS * reading.prompt_spread(prompt.tokens)),
         )

@@ -252,7 +252,7 @@ GROUPS = (
     ),
     Group(
         name="H200, vLLM, timed steps and first tokens",
-        rows=lambda: [*published.timed_steps(), *_serving("h200", "ttft")()],
+        rows=lambda: [*published.timed_steps("kimi-k2.5"), *_serving("h200", "ttft")()],
         knobs=(
             *_engine("vllm", "hopper", "step_us layer_us gemm prefill_attention"),
             *_experts("int4", "hopper", "bandwidth flops", kernel="marlin"),
@@ -264,6 +264,12 @@ GROUPS = (
         rows=_serving("h200", "ttft"),
         knobs=(("intake", {}, "vllm"), *_engine("vllm", "hopper", "request_ms")),
         power=4,
+    ),
+    Group(
+        # The kernel's timings are of uneven routing, in which a step reads fewer experts than this one does.
+        name="H200, vLLM, timed decode steps of block fp8",
+        rows=lambda: [case for case in published.timed_steps("deepseek-v3") if case.group == "decode"],
+        knobs=_experts("fp8", "hopper", "bandwidth", kernel="triton"),
     ),
     Group(
         name="H100, vLLM before 0.20, mxfp4",

@@ -169,22 +169,24 @@ def _generation(gpu: str) -> str:
     return catalogue.find_gpu(gpu).generation
 
 
-def timed_steps() -> Iterator[Case]:
-    """Steps of Kimi K2's text core cut to 4, 8 and 12 layers on one H200, vLLM 0.26, timed by `rehearse --measure`.
+def timed_steps(model: str) -> Iterator[Case]:
+    """Steps of a model's text core cut to 12 layers or less on one H200, vLLM 0.26, timed by `rehearse --measure`.
 
     Prompts shorter than LONG are left out: theirs are mostly HTTP and scheduling, which serving rows tell.
     """
     for row in _csv("steps.csv"):
-        speed = functools.partial(_timed, int(row["layers"]))
+        if row["model"] != model:
+            continue
+        speed = functools.partial(_timed, row["model"], row["checkpoint"], int(row["layers"]))
         seconds = float(row["seconds"])
         if row["kind"] == "decode":
-            at = f"{row['layers']} layers ctx{row['context']} C{row['batch']}"
+            at = f"{row['model']} {row['layers']} layers ctx{row['context']} C{row['batch']}"
             predict = functools.partial(_decode, speed, {"concurrency": row["batch"], "context": row["context"]})
             rate = int(row["batch"]) / seconds
             yield Case("decode", "h200-steps", at, rate, predict, "h200-16-cores", speed)
         elif int(row["tokens"]) >= LONG:
             predict = functools.partial(_first_token, speed, int(row["tokens"]))
-            at = f"{row['layers']} layers {row['tokens']} tokens"
+            at = f"{row['model']} {row['layers']} layers {row['tokens']} tokens"
             yield Case("ttft", "h200-steps", at, seconds * 1e3, predict, "h200-16-cores", speed)
 
 
@@ -415,8 +417,8 @@ def _expert_rank(name: str, quant: str, tp: int, ep: int) -> RankWork:
 
 
 @functools.cache
-def _timed(layers: int) -> Speed:
-    recipe = recipe_of("vllm", "kimi-k2.5", "int4", kv="bf16", parallel=Parallel())
+def _timed(model: str, checkpoint: str, layers: int) -> Speed:
+    recipe = recipe_of("vllm", model, checkpoint, kv="bf16", parallel=Parallel(), max_seqs=64)
     return speed_of(box_of("1x-h200"), recipe, layers)
 
 

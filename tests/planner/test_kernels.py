@@ -99,14 +99,32 @@ def test_a_grouped_kernels_least_time_grows_with_the_shape() -> None:
 
 
 def test_another_engines_row_keeps_this_engines_host() -> None:
-    """vLLM on a GPU with rows of SGLang only still reads prompts in graphs: only shares belong to the GPU."""
+    """vLLM on a GPU with rows of SGLang only keeps its own host times: only shares belong to the GPU."""
     kept = [row for row in catalogue.table_rows(constants.Efficiency, "efficiency", "engine") if not row.preset]
     sglang = next(row for row in kept if (row.engine, row.generation) == ("sglang", "hopper"))
     as_vllm = constants.convert_row(sglang, "vllm", ("hopper", "blackwell"))
     vllm = next(row for row in kept if (row.engine, row.generation) == ("vllm", "hopper"))
-    assert as_vllm.prompt_us == vllm.prompt_us == 0
+    assert (as_vllm.prompt_us, as_vllm.request_ms) == (vllm.prompt_us, vllm.request_ms)
     assert as_vllm.attention_bw == sglang.attention_bw
     assert constants.convert_row(vllm, "vllm", ("hopper",)) is vllm
+
+
+def test_prompts_beyond_captured_graphs_wait_for_the_host() -> None:
+    """vLLM captures graphs up to twice `max_seqs`: layers of a longer prompt cost launches, however few tokens."""
+    recipe = Recipe(name="a", engine="vllm", model="qwen3-235b", checkpoint="fp8", served_name="a", max_seqs=64)
+    box = parse_box("1x-h200")
+    short, long = (Speed.for_deployment(deploy(recipe, box)).step_parts(0, 0, tokens) for tokens in (128, 129))
+    assert "waiting for launches" not in short
+    assert sum(long.values()) > 1.2 * sum(short.values())
+    larger = replace(recipe, flags={"max-cudagraph-capture-size": 2048})
+    assert "waiting for launches" not in Speed.for_deployment(deploy(larger, box)).step_parts(0, 0, 512)
+
+
+def test_few_rows_of_an_expert_are_padded() -> None:
+    """A tile of 64 rows: one row counts twice, many hardly more than themselves."""
+    found = step("qwen3-235b", "fp8", engine="vllm", gpu="h200")
+    shares = [found.kernel.padded_share(found.rank, tokens) for tokens in (1, 1024, 8192)]
+    assert shares == pytest.approx([2.0, 1.5, 1.06], abs=0.02)
 
 
 def test_joint_queries_share_a_tile() -> None:

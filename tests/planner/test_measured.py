@@ -23,9 +23,10 @@ from moebox.core.calibration import (
     shape_id,
 )
 from moebox.core.recipe import Hybrid, Recipe, Speculate
+from moebox.detect.declared import box_from_name
 from moebox.planner.choose import choose_plan
 from moebox.planner.constraints import Constraints
-from moebox.planner.depths import expected_steps
+from moebox.planner.depths import cut_layers, expected_steps
 from moebox.planner.speed import Speed
 from moebox.planner.speed.boots import bound_by_deeper_boots, depth_weights, extrapolate_depth, remove_disturbances
 from moebox.planner.speed.measured import RANGE_SIGMAS, MeasuredSpeed, find_measured_speed, interpolate
@@ -547,3 +548,17 @@ def shorter_timing(step: DecodeStep) -> DecodeStep:
     """Return the shorter of both timings of one stream with 256 tokens: the drift is twice the spread."""
     alone = (step.batch, step.context) == (1, 256)
     return replace(step, seconds=step.seconds / (1 + step.spread)) if alone else step
+
+
+@pytest.mark.parametrize(("kept", "name", "layers"), [("minimax", "minimax-m2.7", 30), ("qwen", "qwen3-235b", 36)])
+def test_models_without_a_part_in_the_fit_are_forecast_on_an_h200(kept: str, name: str, layers: int) -> None:
+    """By published rows alone: decode within 12%, prompts from 512 tokens on within 20% until their first token."""
+    real = codec.decode(Boot, codec.load_json(H200 / f"{kept}-{layers}.json"), where=f"{layers} layers")
+    recipe = Recipe(name="a", engine="vllm", model=name, checkpoint="fp8", served_name="a", kv="bf16", max_seqs=64)
+    speed = Speed.from_published_rows(cut_layers(deploy(recipe, box_from_name("1x-h200")), layers))
+    for step in real.decode:
+        assert speed.step_s(step.batch, step.context) == pytest.approx(step.seconds, rel=0.12), step
+    for prompt in real.prefill:
+        if prompt.tokens >= 512:
+            first = speed.prefill_s(prompt.tokens) + speed.request_s
+            assert first == pytest.approx(prompt.seconds, rel=0.20), prompt

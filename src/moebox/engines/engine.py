@@ -95,6 +95,10 @@ class Engine(Protocol):
         """Return how many prompt tokens one step may read on such a GPU."""
         return recipe.batched_tokens or self.traits.step_tokens
 
+    def captured_tokens(self, recipe: Recipe, gpu: Gpu) -> int:
+        """Return up to how many tokens a step with a prompt runs in captured graphs; 0 if the host launches it."""
+        return 0
+
     # Log, refusals and rehearsal.
     even_routing: Mapping[str, str] = EMPTY  # variables that distribute tokens evenly over experts
     dummy_flags: Mapping[str, Flag] = EMPTY  # flags that make it generate its weights; empty if it cannot

@@ -23,7 +23,10 @@ def cut_layers(deployment: Deployment, layers: int) -> Deployment:
 
 
 def expected_steps(deployment: Deployment, steps: Iterable[tuple[int, int]]) -> tuple[ExpectedStep, ...]:
-    """Return the forecast of steps (batch, context) from published rows as a line in the layers. Batch 0: a prompt."""
+    """Return the forecast of steps (batch, context) from published rows as a line in the layers.
+
+    Batch 0: a prompt until its first token arrives, as clients time it.
+    """
     model = deployment.facts[1]
     few = max(model.dense_layers + 1, model.layers // 2)
     if few == model.layers:
@@ -32,7 +35,8 @@ def expected_steps(deployment: Deployment, steps: Iterable[tuple[int, int]]) -> 
     found = []
     for batch, context in sorted(set(steps)):
         seconds, total = (
-            speed.step_s(batch, context) if batch else speed.prefill_s(context) for speed in (half, whole)
+            speed.step_s(batch, context) if batch else speed.prefill_s(context) + speed.request_s
+            for speed in (half, whole)
         )
         layer = (total - seconds) / (model.layers - few)
         found.append(ExpectedStep(batch=batch, context=context, fixed_s=seconds - few * layer, layer_s=layer))

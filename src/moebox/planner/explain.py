@@ -1,6 +1,6 @@
 """Why a recipe was chosen, how its rivals compare, and what was rejected: sentences from numbers."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, replace
 
 from moebox.core import families
@@ -77,11 +77,8 @@ def _explain_layout(best: RatedCandidate, others: list[RatedCandidate]) -> str:
     sizes = {format_gib(device.weights_total) for device in best.memory.devices if device.weights}
     most = format_gib(max(device.weights_total for device in best.memory.devices))
     text = f"{parallel.text} leaves {most if len(sizes) == 1 else f'up to {most}'} of weights on each GPU"
-
-    def other_layout(other: RatedCandidate) -> bool:
-        return _differs_only_in(other, best, "parallel") and other.recipe.parallel.text != parallel.text
-
-    rival = _first_of(others, other_layout)
+    divided_otherwise = (other for other in others if other.recipe.parallel.text != parallel.text)
+    rival = _first_of(divided_otherwise, lambda other: _differs_only_in(other, best, "parallel"))
     if rival:
         text += f"; {rival.recipe.parallel.text}: {compare_figures(rival, best)}"
     if parallel.gpu_count < total:
@@ -280,11 +277,8 @@ def image_warnings(best: RatedCandidate, others: list[RatedCandidate]) -> Iterat
             text = f"the patched community image was chosen because {stock_engine} does not start with this: {problem}"
             yield PlanWarning(symptom="", text=text, remedy='kv = "bf16" for the stock image')
     elif best.deployment.engine.presets:
-
-        def has_patched_image(other: RatedCandidate) -> bool:
-            return _differs_only_in(other, best, "kv", "runtime") and bool(other.recipe.runtime.preset)
-
-        patched = _first_of(others, has_patched_image)
+        presets = (other for other in others if other.recipe.runtime.preset)
+        patched = _first_of(presets, lambda other: _differs_only_in(other, best, "kv", "runtime"))
         if patched and patched.recipe.kv == "fp8":
             against = "" if patched.streams == best.streams else f" against {best.streams}"
             text = (
@@ -308,7 +302,7 @@ def thread_limit_warnings(best: RatedCandidate) -> Iterator[PlanWarning]:
     yield PlanWarning(symptom="", text=text, remedy="more threads, on more cores", severity="note")
 
 
-def _first_of(candidates: list[RatedCandidate], kind: Kind) -> RatedCandidate | None:
+def _first_of(candidates: Iterable[RatedCandidate], kind: Kind) -> RatedCandidate | None:
     """Return the best candidate of a kind; they are in order of worth."""
     return next(filter(kind, candidates), None)
 

@@ -67,11 +67,6 @@ class FitQuery:
     def has_viable(self) -> bool:
         return next(self.viable_candidates(), None) is not None
 
-    @property
-    def allows_gpu_only(self) -> bool:
-        """True if an engine that serves from GPUs alone may be chosen."""
-        return not self.constraints.engine or registry.engine_traits(self.constraints.engine).is_gpu_only
-
 
 def no_fit_error(
     box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], constraints: Constraints, tried: list[RatedCandidate]
@@ -129,7 +124,7 @@ def _without_constraints(query: FitQuery) -> Iterator[str]:
 def no_candidate_error(query: FitQuery) -> MoeboxError:
     """Return the error if there is no candidate: no GPU, no readable checkpoint, or no way to divide the model."""
     box, model, constraints = query.box, query.model, query.constraints
-    if not box.gpus and query.allows_gpu_only:
+    if not box.gpus and (not constraints.engine or registry.engine_traits(constraints.engine).is_gpu_only):
         return _no_gpu_error(query)
     engines = possible_engines(box, constraints)
     reading = [name for name in engines if usable_checkpoints(query.checkpoints, name, constraints)]

@@ -153,7 +153,7 @@ def forecast_rows(candidate: RatedCandidate) -> Iterator[Forecast]:
             if streams > 1 and not (held and streams <= (candidate.recipe.max_seqs or streams)):
                 continue
             rate, reading = candidate.speed.decode_tok_s(streams, context), candidate.speed.prefill_s(context)
-            prompt_rate = context / reading if reading else 0.0
+            prompt_rate = context / max(reading, 1e-9)
             low, high = candidate.speed.step_range(streams, context)
             slow, fast = candidate.speed.prompt_range(context)
             yield Forecast(

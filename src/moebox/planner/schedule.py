@@ -40,11 +40,6 @@ class SimulatedRequest:
     preemptions: int = 0
 
     @property
-    def draft_rank(self) -> float:
-        """Rank among all requests (0 to 1) in how well drafts suit it, evenly distributed."""
-        return round((self.id + 0.5) * GOLDEN % 1, 3)
-
-    @property
     def tokens_to_read(self) -> int:
         """Tokens to read before it can decode: the prompt, and after preemption the tokens already made."""
         return self.input + int(self.tokens_made)
@@ -139,7 +134,8 @@ class Scheduler:
 
     def _gain_of(self, request: SimulatedRequest) -> float:
         """Tokens a request gains per step. Drafts suit some better, so replies of one length do not end together."""
-        return self.speed.tokens_per_step / self.speed.draft_slowdown(request.draft_rank)
+        rank = round((request.id + 0.5) * GOLDEN % 1, 3)  # among all requests (0 to 1), evenly distributed
+        return self.speed.tokens_per_step / self.speed.draft_slowdown(rank)
 
     def submit(self, request: SimulatedRequest) -> bool:
         """Queue a request. Return False if it is longer than the cache or the engine's context."""

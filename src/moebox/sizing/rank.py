@@ -43,7 +43,7 @@ class RankWork:
     def distinct_experts(self, tokens: float) -> float:
         """Expected distinct experts that a batch activates in one layer: E(1 - (1 - k/E)^B)."""
         moe = self.model.moe
-        if not moe or tokens <= 0:
+        if not moe:
             return 0.0
         return moe.experts * (1 - float((1 - moe.used / moe.experts) ** tokens))
 
@@ -101,7 +101,7 @@ def rank_work(model: Model, checkpoint: Checkpoint, recipe: Recipe) -> RankWork:
         whole_experts=parallel.ep,
         dense_bytes=shards.dense_per_rank(model, sizes, tp),
         dense_flops=2 * shards.dense_per_rank(model, parameters, tp),
-        expert_bytes=sizes.get("routed_experts", 0) / (model.experts * model.moe_layers or 1),
+        expert_bytes=sizes.get("routed_experts", 0) / max(model.experts * model.moe_layers, 1),
         expert_flops=2 * model.expert_parameters * model.experts_used,
         layers=layers,
         narrow_attention=sizes.get("attention", 0) < 1.5 * parameters.get("attention", 0),

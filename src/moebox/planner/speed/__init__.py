@@ -75,7 +75,9 @@ class Speed:
         if found is None:
             return replace(speed, known_shares=_reported_shares(deployment))
         decode, prefill = found.decode_spread, found.prefill_spread
-        return replace(speed, measured=found, decode_spread=decode, prefill_spread=prefill, steps_away=0)
+        return replace(
+            speed, measured=found, decode_spread=decode, prefill_spread=prefill, steps_away=0, request_s=0.0
+        )  # timed prompts hold what a request costs
 
     @classmethod
     def from_published_rows(cls, deployment: Deployment) -> "Speed":
@@ -112,6 +114,7 @@ class Speed:
             draft=draft_with_acceptance(model, recipe.speculate) if recipe.speculate and drafts else None,
             draft_tokens=recipe.draft_tokens,
             graphs=not any(recipe.flags.get(name) for name in EAGER_FLAGS),
+            captured_tokens=load_engine(engine).captured_tokens(recipe, gpu),
             host_factor=1 / tables.find_cpu(box.cpu.model).host,
             overhead=tables.find_overhead(engine, version, generation),
             fused_norms=tables.has_fused_norms(engine, version, generation, model.architecture),
@@ -128,7 +131,7 @@ class Speed:
             gpu_step=gpu_step,
             chunk_tokens=load_engine(engine).step_tokens(recipe, gpu),
             request_s=row.request_ms * 1e-3,
-            intake_s=tables.intake_ms(engine) * 1e-3,
+            intake_s=catalogue.load_table("efficiency")["intake"].get(engine, 1.0) * 1e-3,
             token_bytes=kv.token_bytes(model, recipe),
             decode_spread=row.decode_spread * wider,
             prefill_spread=row.prefill_spread * wider,
@@ -217,7 +220,7 @@ class Speed:
         return prompts / together * self.step_s(0, 0, together * tokens)
 
     def prefill_tok_s(self, tokens: int) -> float:
-        return tokens / self.prefill_s(tokens) if tokens else 0.0
+        return tokens / max(self.prefill_s(tokens), 1e-9)
 
     @property
     def decode_range(self) -> tuple[float, float]:

@@ -37,7 +37,8 @@ class AcceptanceRow:
 
 def draft_with_acceptance(model: Model, draft: Speculate) -> tables.DraftCost:
     """Return a draft's cost with the acceptance of its model: its own rows, its architecture's, or the method's."""
-    cost = tables.draft_cost(draft.method)
+    costs = {row.method: row for row in catalogue.table_rows(tables.DraftCost, "efficiency", "draft")}
+    cost = costs.get(draft.method.lower(), costs["eagle3"])
     method = METHODS.get(draft.method.lower(), draft.method.lower())
     return _with_rows(cost, model.name, model.architecture, method, draft.tokens)
 

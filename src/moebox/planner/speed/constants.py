@@ -40,7 +40,7 @@ class Efficiency:
     layer_us: float  # least time of a layer (plain attention) inside a CUDA graph: small kernels, gaps between them
     piecewise_us: float  # least time of a layer while a prompt is read, outside full graphs
     eager_us: float  # host time to launch one layer without graphs
-    prompt_us: float = 0.0  # host time to launch one layer of a prompt outside graphs; 0: prompts are read in graphs
+    prompt_us: float = 0.0  # host time to launch one layer of a prompt that is longer than captured graphs
     step_us: float  # scheduler, sampling and output once per step, on the reference CPU
     request_ms: float = 10.0  # HTTP, tokenizer and scheduling before a prompt's first step, and its first event back
     dense_bw: float  # of memory bandwidth, reading attention, shared and dense weights
@@ -102,6 +102,7 @@ class ExpertKernel:
     expert_us: float = 0.0  # for each expert that the batch activates on a rank
     bandwidth: float
     flops: float
+    tile: int = 0  # rows of an expert that it multiplies together: fewer are padded, by at most their number
     measured: bool = True  # False: a neighbour's figures, or the kernel timed alone
     source: str = ""
 
@@ -109,6 +110,11 @@ class ExpertKernel:
         """Microseconds of one layer before any weight is read."""
         experts = rank.distinct_experts(tokens) / (rank.expert_ranks if rank.whole_experts else 1)
         return self.fixed_us + self.hidden_us * rank.model.hidden / 1024 + self.expert_us * experts
+
+    def padded_share(self, rank: RankWork, tokens: float) -> float:
+        """Rows that are multiplied over rows of the batch."""
+        rows = tokens * rank.model.experts_used / max(rank.distinct_experts(tokens), 1.0)
+        return 1 + min(self.tile / 2 / max(rows, 1.0), 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,16 +264,6 @@ def has_fused_norms(engine: EngineName, version: str, generation: str, architect
     )
 
 
-def kernel_family(quant: str, generation: str) -> tuple[str, bool]:
-    """Return the quantisation whose kernels run, and whether Marlin unpacks NVFP4 as it does INT4.
-
-    That is so without FP4 units, or with 16-bit activations (vLLM, oracle/nvfp4.py).
-    """
-    family = next((name for name in QUANT_FAMILIES if name in quant.lower()), "int4")
-    unpacks = family == "nvfp4" and (quant.endswith("a16") or "blackwell" not in generation)
-    return "int4" if unpacks else family, unpacks
-
-
 def find_expert_kernel(
     quant: str, generation: str, engine: EngineName, architecture: str, version: str
 ) -> ExpertKernel:
@@ -275,7 +271,10 @@ def find_expert_kernel(
 
     Engines differ in which kernel they use: rows for this version and architecture take precedence.
     """
-    family, unpacks = kernel_family(quant, generation)
+    family = next((name for name in QUANT_FAMILIES if name in quant.lower()), "int4")
+    # Without FP4 units, or with 16-bit activations, Marlin unpacks NVFP4 as it does INT4 (vLLM, oracle/nvfp4.py).
+    unpacks = family == "nvfp4" and (quant.endswith("a16") or "blackwell" not in generation)
+    family = "int4" if unpacks else family
     near = NEAREST.get(generation, ("blackwell-rtx",))
     ranked = []
     for row in catalogue.table_rows(ExpertKernel, "efficiency", "experts"):
@@ -313,12 +312,6 @@ def unified_memory() -> UnifiedMemory:
     return codec.decode(UnifiedMemory, row, where="efficiency.toml [unified]")
 
 
-def intake_ms(engine: EngineName) -> float:
-    """Milliseconds that a server's front process takes per request, one after another."""
-    table: dict[str, float] = catalogue.load_table("efficiency")["intake"]
-    return table.get(engine, 1.0)
-
-
 def kernel_counts() -> dict[str, float]:
     """Kernels of a layer by kind of attention."""
     table: dict[str, float] = catalogue.load_table("efficiency")["kernels"]
@@ -328,12 +321,6 @@ def kernel_counts() -> dict[str, float]:
 def find_wire(name: str) -> Wire:
     """Return the row of [[link]] called `name`."""
     return next(row for row in catalogue.table_rows(Wire, "efficiency", "link") if row.name == name)
-
-
-def draft_cost(method: str) -> DraftCost:
-    """Return the row of [[draft]] for a method; unknown ones behave like EAGLE3."""
-    rows = {row.method: row for row in catalogue.table_rows(DraftCost, "efficiency", "draft")}
-    return rows.get(method.lower(), rows["eagle3"])
 
 
 def host_efficiency(engine: EngineName) -> HostEfficiency:

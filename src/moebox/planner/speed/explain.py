@@ -121,11 +121,12 @@ def _gpu_formulas(step: GpuStep, batch: int, context: int) -> Formulas:
     }
     if model.moe:
         routed, share = tokens * rank.dp, min(kernel.bandwidth * c.experts, 1)
+        operations = rank.expert_step_flops(routed) * kernel.padded_share(rank, routed) / 1e9
         distinct = f"{model.moe.experts}(1-(1-{model.moe.used}/{model.moe.experts})^{routed:g})"
         formulas["experts"] = (
             f"{model.moe_layers} × {kernel.least_us(rank, routed) / 1e3:.5f} ms + "
             f"√(({rank.expert_bytes_read(routed) / 1e6:.3f} MB / ({memory} × {share:.4f}))² + "
-            f"({rank.expert_step_flops(routed) / 1e9:.4f} GFLOP / ({compute} × {kernel.flops:.4f}))²); "
+            f"({operations:.4f} GFLOP / ({compute} × {kernel.flops:.4f}))²); "
             f"{distinct} = {rank.distinct_experts(routed):.1f} experts a layer",
             f"{kernel.source}{shared_source}",
         )

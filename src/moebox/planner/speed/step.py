@@ -32,6 +32,7 @@ class GpuStep:
     draft: DraftCost | None = None
     draft_tokens: int = 0
     graphs: bool = True
+    captured_tokens: int = 0  # that a step with a prompt may have to run in graphs
     host_factor: float = 1.0  # host time of this CPU over that of the one the constants were fitted on
     fused_norms: bool = False  # all-reduces include the norms after them
     overhead: Overhead | None = None  # additional host time of this engine version
@@ -66,13 +67,13 @@ class GpuStep:
             "attention": self.cached_attention(batch, context) + self.prompt_attention(fresh, past),
             "all-reduce": self.all_reduce_seconds(tokens),
             "context parallel": self.context_parallel_seconds(queries),
-            "draft": self.draft_seconds(batch) if batch or fresh else 0.0,
+            "draft": self.draft_seconds(batch),
         }
         if stage_loss:  # micro-batches that decode wait for each other; a prompt's tokens are one of their own
             parts["waiting for stages"] = sum(parts.values()) * stage_loss * queries / tokens
         # Outside graphs the host launches kernels one by one while the GPU works: the longer of the two counts. If they
         # are about even, some layers wait for one and some for the other, a fifth more together.
-        launch_us = self.constants.prompt_us if fresh > 0 else 0.0
+        launch_us = self.constants.prompt_us if fresh > 0 and tokens > self.captured_tokens else 0.0
         if not self.graphs:
             launch_us = max(launch_us, self.constants.eager_us)
         launching = self.kernel_layers * launch_us * self.host_factor * 1e-6
@@ -238,7 +239,7 @@ def expert_kernel_seconds(
 ) -> float:
     """Expert kernels of all layers for `tokens`: a fixed time, and reading or operations, whichever takes longer."""
     read = rank.expert_bytes_read(tokens) / (gpu.bandwidth * min(kernel.bandwidth * share, 1.0))
-    work = rank.expert_step_flops(tokens) / (gpu.bf16 * kernel.flops)
+    work = rank.expert_step_flops(tokens) * kernel.padded_share(rank, tokens) / (gpu.bf16 * kernel.flops)
     return rank.model.moe_layers * kernel.least_us(rank, tokens) * 1e-6 + math.hypot(read, work)
 
 
