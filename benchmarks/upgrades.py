@@ -1,13 +1,16 @@
 """How often upgrades are judged rightly: refusals, passes, bisections, and kills at random moments.
 
     python benchmarks/upgrades.py [refuse|pass|bisect|kill|switch|power] [COUNT] [--canned SECONDS] [--noise 0.05]
-                                  [--bursts 0] [--by NAMES] [--first 0]
+                                  [--bursts 0] [--by NAMES] [--first 0] [--tree DIR --kept DIR]
 
 Builds are commits whose llama-server passes requests on to the embedded engine with an injected fault
 (tests/faulty_server.py). With --canned they stream words on a schedule, one in so many seconds, so a trial needs no
 quiet cores; --noise and --bursts add random stretches to every stream of both sides. `kill` and `switch` kill moebox,
 an engine or a guard while versions are tried and while the endpoint is switched; `power` does in a sweep of power caps,
-with a driver that is a file. It prints one line a trial and a sum; "undecided" is neither right nor wrong.
+with a driver that is a file. With --tree, a git repository of llama.cpp, builds are real: its server with a change in
+the source (every step takes as long as 15 % less speed needs, or tool calls are left in the text), beside a commit that
+changes a comment. --kept holds them for all trials, so that only the first one compiles everything.
+It prints one line a trial and a sum; "undecided" is neither right nor wrong.
 """
 
 import argparse
@@ -28,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.embedded import phantom_recipe
 from tests.flows.test_power_sweep import ROOT, STAND_IN, SWEEP
-from tests.versions import write_tree
+from tests.versions import run_git, write_tree
 
 from moebox import codec
 from moebox.core.recipe import Listen, Recipe, Runtime
@@ -40,11 +43,51 @@ from moebox.serve.stop import stop_instance
 COUNTS = {"refuse": 20, "pass": 20, "bisect": 10, "kill": 20, "switch": 12, "power": 20}
 RESTORED_S = 180.0  # until an endpoint is back that took seconds to start
 VICTIMS = ("moebox", "engine", "guard")
+SOURCE = "tools/server"
+REAL_FAULTS = {  # file of llama.cpp, the text in it that is followed by a fault, and the fault
+    "slow:0.85": (
+        "server-context.cpp",
+        "ret = llama_decode(ctx_tgt, batch_view);",
+        """
+            static int64_t last_step = 0;
+            llama_synchronize(ctx_tgt);
+            const int64_t now = ggml_time_us();
+            while (now - last_step < 500000 && ggml_time_us() < now + (now - last_step) * 3 / 17) {}
+            last_step = ggml_time_us();""",
+    ),
+    "parser": (
+        "server-task.cpp",
+        "new_msg.set_tool_call_ids(generated_tool_call_ids, gen_tool_call_id);",
+        "\n        if (!new_msg.tool_calls.empty()) { new_msg.content = generated_text; new_msg.tool_calls.clear(); }",
+    ),
+}
 
 
 def run_moebox(*words: str) -> subprocess.CompletedProcess[str]:
     """Run one command."""
     return subprocess.run([sys.executable, "-m", "moebox", *words], capture_output=True, text=True, check=False)
+
+
+def add_real_builds(tree: Path, upstream: str, prefix: str, faults: list[str]) -> None:
+    """Add commits PREFIX1, PREFIX2, … to a clone of llama.cpp: each has its fault in the source, or another comment."""
+    if not tree.exists():
+        subprocess.run(["git", "clone", "--quiet", "--shared", str(Path(upstream).resolve()), str(tree)], check=True)
+        run_git(tree, "tag", "upstream")
+    if f"{prefix}{len(faults)}" in run_git(tree, "tag").split():
+        return
+    run_git(tree, "checkout", "--quiet", "--detach", "upstream")
+    original = {name: (tree / SOURCE / name).read_text() for name, _, _ in REAL_FAULTS.values()}
+    for number, fault in enumerate(faults, 1):
+        for name, text in original.items():
+            (tree / SOURCE / name).write_text(text)
+        if fault:
+            name, place, change = REAL_FAULTS[fault]
+            assert original[name].count(place) == 1, f"{name} of this llama.cpp has no {place!r}"
+            (tree / SOURCE / name).write_text(original[name].replace(place, place + change))
+        with open(tree / SOURCE / "main.cpp", "a") as main_file:
+            main_file.write(f"// {prefix} {number}\n")
+        run_git(tree, "commit", "--quiet", "--all", "--message", f"server: change {number}")
+        run_git(tree, "tag", "--force", f"{prefix}{number}")
 
 
 def pick_process(instance: state.Instance, victim: str) -> int:
@@ -62,30 +105,49 @@ class Trials:
     """Trials of one kind of servers."""
 
     def __init__(self, given: argparse.Namespace) -> None:
+        self.named = given.by
         self.by = given.by or ("alive,soak,answers,speed" if given.canned else "alive,plain,tools,soak,answers,speed")
         parts = [f"canned:{given.canned}"] * bool(given.canned)
         parts += [f"noise:{given.noise}"] * bool(given.noise) + [f"bursts:{given.bursts}"] * bool(given.bursts)
         self.shared = "+".join(parts)
+        self.upstream, self.kept = given.tree, Path(given.kept).resolve()
 
-    def prepare(self, folder: Path, faults: list[str]) -> tuple[Path, Path]:
+    def prepare(self, folder: Path, faults: list[str], prefix: str = "b") -> tuple[Path, Path]:
         """Write the repository and a recipe on its first build."""
         os.environ |= {"MOEBOX_STATE": str(folder / "state"), "MOEBOX_RUNS": str(folder / "runs")}
-        write_tree(folder / "tree", ["+".join(filter(None, (self.shared, fault))) for fault in faults])
+        tree = folder / "tree"
+        if self.upstream:
+            tree = self.kept / "tree"
+            os.environ["MOEBOX_STATE"] = str(self.kept / "state")
+            add_real_builds(tree, self.upstream, prefix, faults)
+        else:
+            write_tree(tree, ["+".join(filter(None, (self.shared, fault))) for fault in faults], prefix)
         recipe = dataclasses.replace(
-            phantom_recipe(name="ph", engine_version="b1", max_seqs=4, context=8192),
+            phantom_recipe(name="ph", engine_version=f"{prefix}1", max_seqs=4, context=8192),
             runtime=Runtime(),
             listen=Listen(port=preflight.find_free_port()),
         )
         path = folder / "ph.toml"
         path.write_text(codec.to_toml(recipe))
-        done = run_moebox("engines", "install", "llama.cpp@b1", "--source", str(folder / "tree"))
+        done = run_moebox("engines", "install", f"llama.cpp@{prefix}1", "--source", str(tree))
         assert done.returncode == 0, done.stderr
-        return path, folder / "tree"
+        return path, tree
 
     def judge_upgrade(self, folder: Path, fault: str) -> tuple[str, str]:
         """The outcome of an upgrade from a good build to one with a fault, and why."""
-        recipe, tree = self.prepare(folder, ["", fault])
-        words = ["upgrade", str(recipe), "--to", "llama.cpp@b2", "--source", str(tree), "--by", self.by, "--json"]
+        prefix = fault.partition(":")[0] or "same"
+        recipe, tree = self.prepare(folder, ["", fault], prefix)
+        words = [
+            "upgrade",
+            str(recipe),
+            "--to",
+            f"llama.cpp@{prefix}2",
+            "--source",
+            str(tree),
+            "--by",
+            self.by,
+            "--json",
+        ]
         done = run_moebox(*words)
         found = json.loads(done.stdout) if done.stdout else {"outcome": "error", "headline": done.stderr[-300:]}
         text = f"{fault or 'identical'}: {found['headline']}; {'; '.join(found.get('reasons', ()))}"
@@ -102,15 +164,17 @@ class Trials:
         return self.judge_upgrade(folder, "")
 
     def bisect(self, folder: Path, rng: random.Random, number: int) -> tuple[str, str]:
-        """Whether a bisection over 16 builds ends at the injected one, 15 % slower than those before it."""
-        first = rng.randint(2, 15)
-        recipe, tree = self.prepare(folder, ["" if build < first else "slow:0.85" for build in range(1, 17)])
-        ends = ("llama.cpp@b1", "llama.cpp@b16")
-        done = run_moebox("upgrade", "bisect", str(recipe), *ends, "--source", str(tree), "--by", "speed=5%", "--json")
+        """Whether a bisection over 16 builds ends at the fault: 15 % slower, or (--by tools) the parser."""
+        by, first, prefix = self.named or "speed=5%", rng.randint(2, 15), f"trial{number}-"
+        fault = "slow:0.85" if by.startswith("speed") else "parser"
+        recipe, tree = self.prepare(folder, ["" if build < first else fault for build in range(1, 17)], prefix)
+        ends = (f"llama.cpp@{prefix}1", f"llama.cpp@{prefix}16")
+        done = run_moebox("upgrade", "bisect", str(recipe), *ends, "--source", str(tree), "--by", by, "--json")
         if done.returncode:
-            return "undecided", f"injected in b{first}: {done.stderr[-400:]}"
+            return "undecided", f"injected in change {first}: {done.stderr[-400:]}"
         found = json.loads(done.stdout)
-        text = f"injected in b{first}, found {found['changes'][0]}, {sum(map(len, found['marks'].values()))} judgements"
+        judged = sum(map(len, found["marks"].values()))
+        text = f"injected in change {first}, found {found['changes'][0]}, {judged} judgements"
         if len(found["suspects"]) > 1:
             return "undecided", f"{text}, {len(found['suspects'])} suspects"
         return "right" if found["changes"][0].endswith(f"server: change {first}") else "wrong", text
@@ -200,6 +264,8 @@ def main() -> int:
     )
     parser.add_argument("--by", default="", help="as of `moebox upgrade`")
     parser.add_argument("--first", type=int, default=0, help="number of the first trial, which seeds it")
+    parser.add_argument("--tree", default="", help="git repository of llama.cpp: real builds")
+    parser.add_argument("--kept", default="upgrades-real", help="folder of the real builds")
     given = parser.parse_args()
     trials = Trials(given)
     for kind in [given.kind] if given.kind else COUNTS:

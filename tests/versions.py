@@ -65,7 +65,7 @@ def run_git(tree: Path, *words: str) -> str:
     return subprocess.run(argv, capture_output=True, text=True, check=True, env=env).stdout.strip()
 
 
-def write_tree(tree: Path, faults: Sequence[str]) -> list[str]:
+def write_tree(tree: Path, faults: Sequence[str], prefix: str = "b") -> list[str]:
     """Write a git repository whose commits b1, b2, … have these faults ("" is none). Return the tags."""
     tree.mkdir(parents=True)
     run_git(tree, "init", "--quiet")
@@ -78,6 +78,6 @@ def write_tree(tree: Path, faults: Sequence[str]) -> list[str]:
         server.chmod(server.stat().st_mode | stat.S_IXUSR)
         run_git(tree, "add", "--all")
         run_git(tree, "commit", "--quiet", "--message", f"server: change {number}")
-        run_git(tree, "tag", f"b{number}")
-        tags.append(f"b{number}")
+        run_git(tree, "tag", f"{prefix}{number}")
+        tags.append(f"{prefix}{number}")
     return tags

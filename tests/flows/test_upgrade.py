@@ -17,11 +17,21 @@ from moebox import codec
 from moebox.checkpoint import deploy
 from moebox.cli import main
 from moebox.core.recipe import Listen, Recipe, Runtime
+from moebox.core.verdict import Gain
 from moebox.detect import load_box
 from moebox.flows import compare, switch
-from moebox.flows.compare import CompareEffort
+from moebox.flows.compare import CompareEffort, GainAtConcurrency
 from moebox.flows.pace import SpeedMeter, SpeedRounds
-from moebox.flows.upgrade import Judges, UpgradeEffort, parse_judges, try_upgrade, upgrade_recipe
+from moebox.flows.upgrade import (
+    Judges,
+    ProvenSide,
+    UpgradeEffort,
+    UpgradeResult,
+    parse_judges,
+    speed_text,
+    try_upgrade,
+    upgrade_recipe,
+)
 from moebox.quality import measure
 from moebox.runs.timeline import HistoryRow, mark_regressions
 from moebox.serve import preflight, state
@@ -328,6 +338,22 @@ def test_an_engine_of_another_terminal_is_left_alone(recipe: Path, tmp_path: Pat
     finally:
         child.send_signal(signal.SIGINT)
         child.wait()
+
+
+def test_the_headline_names_what_decided() -> None:
+    """Only a version that may be taken is called right; what was not checked is not said to have passed."""
+    slow = GainAtConcurrency(
+        concurrency=1, a_tok_s=9, b_tok_s=8, a_ttft_ms=1, b_ttft_ms=1, gain=Gain(share=-0.1, low=-0.12, high=-0.08)
+    )
+    result = UpgradeResult(
+        name="ph", old="b1", new="b2", outcome="roll back", reasons=("worse answers",), gains=(slow,)
+    )
+    assert result.headline.startswith("b1 → b2: not taken; worse answers; decode at 1 -10.0%")
+    assert dataclasses.replace(result, reasons=(speed_text(slow),)).headline.count("decode") == 1
+    assert "b2: not decided; worse" in dataclasses.replace(result, outcome="undecided").headline
+    assert "b2: right; decode" in dataclasses.replace(result, outcome="keep").headline
+    sides = {"A": ProvenSide(marks={"alive": "pass"}), "B": ProvenSide()}
+    assert dataclasses.replace(result, sides=sides).findings[-2:] == ["old: all checks passed", "new: not checked"]
 
 
 def test_judges_are_parsed() -> None:

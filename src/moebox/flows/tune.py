@@ -25,6 +25,7 @@ from moebox.core.event import TuneScreened
 from moebox.core.recipe import Flag, Recipe
 from moebox.engines.tunables import load_tunables, tunable_values
 from moebox.errors import AnswerIsNo, BadInput, ExternalError, MoeboxError, NotInstalled, Unsupported, suggest_names
+from moebox.flows import tune_state
 from moebox.flows.climb import ClimbResult
 from moebox.flows.effort import ClimbEffort
 from moebox.flows.gain import bracketing_gain
@@ -34,21 +35,7 @@ from moebox.flows.rehearse import reduce_recipe, with_weights
 from moebox.flows.settings import checks_for, current_value, with_setting
 from moebox.flows.trials import BEST_FILE, ClimbListener, TrialRunner
 from moebox.flows.tune_picture import draw_pareto
-from moebox.flows.tune_state import (
-    TUNE_FILE,
-    Budget,
-    Changes,
-    ScreenTrial,
-    SettingGain,
-    TuneOptions,
-    TuneState,
-    change_settings,
-    combine_changes,
-    halve_pool,
-    log_gain,
-    single_key,
-    winner_changes,
-)
+from moebox.flows.tune_state import TUNE_FILE, Budget, Changes, ScreenTrial, SettingGain, TuneOptions, TuneState
 from moebox.flows.walk import ANSWERS_DIFFER, ClimbTrial, SettingStep, decide_trial, memory_problem, startup_problem
 from moebox.planner.speed import Speed
 from moebox.serve import power, preflight
@@ -112,7 +99,7 @@ class Tuner(TrialRunner):
         self.run.write_json(TUNE_FILE, self.state)
 
     def recipe_for(self, step: SettingStep) -> Recipe:
-        return change_settings(self.recipe, step.together)
+        return tune_state.change_settings(self.recipe, step.together)
 
     def scores(self, speed: SpeedRounds, watts: float) -> tuple[float, ...]:
         return tuple(rate / watts for rate in speed.tok_s) if self.options.goal == "efficiency" else speed.tok_s
@@ -127,7 +114,7 @@ class Tuner(TrialRunner):
             return
         reserve = RESERVED * self.trials[0].seconds
         gains = self.screen_alone(settings, reserve)
-        pool = combine_changes(settings, gains, width=self.options.combinations)
+        pool = tune_state.combine_changes(settings, gains, width=self.options.combinations)
         pool = self.halve(pool, reserve)[: self.options.finalists]
         self.try_finalists(pool)
         self.confirm_finalists(gains)
@@ -186,7 +173,7 @@ class Tuner(TrialRunner):
     def forecast_gain(self, changes: Changes) -> float:
         """The logarithm of the gain by the forecast, calibrated if the box is; 0 if it has none."""
         rates = []
-        for recipe in (self.recipe, change_settings(self.recipe, changes)):
+        for recipe in (self.recipe, tune_state.change_settings(self.recipe, changes)):
             try:
                 deployment = deploy(recipe).on_box(self.box).with_default_context()
                 streams = min(self.effort.concurrency, recipe.max_seqs or self.effort.concurrency)
@@ -198,8 +185,8 @@ class Tuner(TrialRunner):
     def screen_alone(self, settings: dict[str, list[Flag]], reserve: float) -> dict[tuple[str, Any], float]:
         """The logarithmic gain of each setting alone: measured, or forecast if a draft or the budget prevents that."""
         singles = [(path, value) for path, values in settings.items() for value in values]
-        gains = {single_key(path, value): self.forecast_gain({path: value}) for path, value in singles}
-        singles.sort(key=lambda single: -gains[single_key(*single)])
+        gains = {tune_state.single_key(path, value): self.forecast_gain({path: value}) for path, value in singles}
+        singles.sort(key=lambda single: -gains[tune_state.single_key(*single)])
         if not any(row.stage == 0 for row in self.state.screened):
             self.update(layers=self.find_layers())
         base = self.screen({}, 0, reserve) if singles else None
@@ -207,7 +194,7 @@ class Tuner(TrialRunner):
             has_draft = path.startswith("speculate") and self.state.layers > 0
             row = None if has_draft or base is None or base.why else self.screen({path: value}, 0, reserve)
             if row and base:
-                gains[single_key(path, value)] = log_gain(base, row)
+                gains[tune_state.single_key(path, value)] = tune_state.log_gain(base, row)
         return gains
 
     def halve(self, pool: list[Changes], reserve: float) -> list[Changes]:
@@ -218,8 +205,8 @@ class Tuner(TrialRunner):
             rows = [self.screen(changes, stage, reserve) for changes in pool] if base and not base.why else []
             if not base or not rows or not all(rows):
                 break  # the budget ends: the order so far decides
-            scores = [log_gain(base, row) for row in rows if row]
-            pool = halve_pool(pool, scores, least=self.options.finalists)
+            scores = [tune_state.log_gain(base, row) for row in rows if row]
+            pool = tune_state.halve_pool(pool, scores, least=self.options.finalists)
             stage += 1
         return pool
 
@@ -350,10 +337,10 @@ class Tuner(TrialRunner):
     def explain(self, winner: ClimbTrial, gains: dict[tuple[str, Any], float]) -> tuple[SettingGain, ...]:
         """What each setting of the winner gained alone, and what it does."""
         found = []
-        for path, value in winner_changes(self.recipe, winner.recipe, [key for key, _ in gains]).items():
+        for path, value in tune_state.winner_changes(self.recipe, winner.recipe, [key for key, _ in gains]).items():
             is_measured = any(row.changes == {path: value} and row.scores for row in self.state.screened)
             layers = f"measured alone with {self.state.layers or 'all'} layers"
-            gain = math.expm1(gains.get(single_key(path, value), 0.0))
+            gain = math.expm1(gains.get(tune_state.single_key(path, value), 0.0))
             source, why = layers if is_measured else "forecast", self.whys.get(path, "listed in the recipe")
             found.append(SettingGain(path=path, value=value, gain=gain, source=source, why=why))
         return tuple(found)

@@ -101,9 +101,9 @@ class UpgradeResult:
     @property
     def headline(self) -> str:
         """ "0.30 → 0.32: right; -7.0% decode at 4 (-9.0% to -5.0%)"."""
-        what = {"keep": "right", "no difference": "right", "undecided": "right"}.get(self.outcome, "not taken")
-        parts = [what, *(speed_text(row) for row in self.gains)] if self.gains else [what, *self.reasons[:1]]
-        return f"{self.old} → {self.new}: {'; '.join(parts)}"
+        what = {"roll back": "not taken", "undecided": "not decided"}.get(self.outcome, "right")
+        why = self.reasons[:1] if what != "right" or not self.gains else ()
+        return f"{self.old} → {self.new}: {'; '.join(dict.fromkeys((what, *why, *map(speed_text, self.gains))))}"
 
     @property
     def findings(self) -> list[str]:
@@ -115,8 +115,8 @@ class UpgradeResult:
             lines.append(f"the old version changed by {self.drift:+.1%} between its two measurements")
         for side, proven in self.sides.items():
             marks = ", ".join(f"{name} {mark}" for name, mark in proven.marks.items() if mark != "pass")
-            soak = f"; {proven.soak.text}" if proven.soak else ""
-            lines.append(f"{'old' if side == 'A' else 'new'}: {marks or 'all checks passed'}{soak}")
+            checks = marks or ("all checks passed" if proven.marks else "not checked")
+            lines.append(f"{'old' if side == 'A' else 'new'}: {checks}{f'; {proven.soak.text}' if proven.soak else ''}")
         return lines
 
 
@@ -359,7 +359,8 @@ def _compare_sides(old: Recipe, new: Recipe, result: UpgradeResult, run: Run, tr
     notes = tuple(f"disturbed: {line}" for line in watch.result().disturbances()) if found.gains else ()
     if outcome == "undecided" and notes:
         reasons = (*reasons, "the machine was disturbed while both were measured: try again when it is quiet")
-    if quality := trial.sides["B"].quality or trial.sides["A"].quality:
+    quality = trial.sides["B"].quality or trial.sides["A"].quality
+    if quality and f"quality: {quality}" not in reasons:
         notes = (*notes, f"quality: {quality}")
     return dataclasses.replace(
         result, outcome=outcome, reasons=reasons, notes=notes, gains=found.gains, sides=trial.sides, drift=drift

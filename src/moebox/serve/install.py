@@ -154,7 +154,7 @@ class Installer:
         build_commands, jobs = load_engine(source.engine).build_commands, len(os.sched_getaffinity(0))
         if not build_commands(tree, "", gpus, jobs):
             raise Unsupported(f"moebox cannot build {source.engine}", hint=f"install it: {source.engine}==VERSION")
-        with installs.build_folder(source.engine, tree) as (work, lock):
+        with installs.build_folder(source.engine, tree, self.notify) as (work, lock):
             self.locks = (*self.locks, lock)
             commit = self.check_out(tree, work / "source") if is_git else ""
             (work / "build" / "CMakeCache.txt").unlink(missing_ok=True)  # defaults of another version's options

@@ -16,7 +16,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -191,12 +191,16 @@ def part_folder(name: str) -> Iterator[tuple[Path, int]]:
 
 
 @contextlib.contextmanager
-def build_folder(engine: str, tree: str) -> Iterator[tuple[Path, int]]:
+def build_folder(engine: str, tree: str, notify: Callable[[str], None]) -> Iterator[tuple[Path, int]]:
     """The folder in which builds of a source tree are made one after another, with a lock. It stays afterwards."""
     folder = build_path(engine, tree)
     files.make_private_folder(folder)
     with open(folder / LOCK, "a+") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            notify(f"waiting for another build of {tree}")
+            fcntl.flock(lock, fcntl.LOCK_EX)
         lock.seek(0)
         if lock.read():  # its process was killed, and may have left half a file
             for name in ("source", "build"):

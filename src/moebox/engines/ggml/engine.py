@@ -31,6 +31,7 @@ class GgmlEngine(Engine):
         """
         options = ["CMAKE_BUILD_TYPE=Release", "BUILD_SHARED_LIBS=OFF"]
         options += [f"LLAMA_{name}=OFF" for name in ("CURL", "BUILD_TESTS", "BUILD_UI")]
+        options += ["LLAMA_BUILD_COMMIT=moebox", "GIT_EXE=OFF"]  # a macro of every file: each commit would compile all
         kinds = sorted({gpu.sm for gpu in gpus})
         if kinds and kinds[0].startswith("gfx"):
             options += ["GGML_HIP=ON", f"AMDGPU_TARGETS={';'.join(kinds)}"]
