@@ -25,7 +25,7 @@ def test_there_are_at_least_fifty_symptoms_that_logs_show() -> None:
     assert sum(bool(one.pattern) for one in symptoms()) >= 50
     assert len({one.id for one in symptoms()}) == len(symptoms())
     assert all(one.cause and one.remedy and one.source for one in symptoms())
-    assert all(bool(one.pattern) == (one.kind in ("log", "frame")) for one in symptoms())
+    assert all(bool(one.pattern) == (one.kind in ("log", "frame", "words")) for one in symptoms())
 
 
 @pytest.mark.parametrize("symptom", [one for one in symptoms() if one.change], ids=lambda one: one.id)

@@ -9,7 +9,7 @@ from moebox.engines.support import BY_CHECKS, BY_LIST
 from .unseen import THREADS, judge, predicted_state, starts_as_predicted, starts_without_reports
 
 
-@pytest.mark.parametrize(("batch", "fewest"), [("1", 39), ("2", 13), ("3", 29), ("4", 14)])
+@pytest.mark.parametrize(("batch", "fewest"), [("1", 39), ("2", 13), ("3", 29), ("4", 14), ("5", 50)])
 def test_answers_to_threads_are_not_lost(batch: str, fewest: int) -> None:
     """At least as many setups of a batch are judged rightly as when the batch was last scored."""
     threads = [thread for thread in THREADS if thread["batch"] == batch]

@@ -11,7 +11,7 @@ from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint
 from moebox.core.recipe import Parallel, Recipe, Speculate
 from moebox.detect import load_box
-from moebox.engines.support import deployment_setups, deployment_support
+from moebox.engines.support import deployment_setups, deployment_support, support_warnings
 
 THREADS = [*csv.DictReader((Path(__file__).parent / "unseen_threads.csv").open(encoding="utf-8"))]
 FAILS = ("no-start", "crashes", "hangs", "wrong")
@@ -64,8 +64,9 @@ def predicted_state(thread: dict[str, str]) -> tuple[str, str]:
     fatal = [issue for issue in engines.find_refusals(deployment) if issue.severity == "fatal"]
     states = [answer.state for answer in found]
     state = next((each for each in states if each not in ("runs", "unknown", "slow")), states[0])
-    if fatal and state not in FAILS:
-        state = "no-start"
+    reported = {warning.text for warning in support_warnings(deployment)}
+    if fatal and (state not in FAILS or any(issue.text not in reported for issue in fatal)):
+        state = "no-start"  # what the engine's traits refuse does not get as far as a report of the matrix
     return state, fatal[0].text if fatal else ""
 
 

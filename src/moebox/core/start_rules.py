@@ -66,11 +66,18 @@ def _tables(engine: str) -> RuleRow:
 
 
 @functools.cache
-def release_rules(engine: str, version: str) -> ReleaseRules | None:
-    """The rules of the newest release read that is not newer than a version; None if there is none."""
+def release_rules(engine: str, version: str, *, or_oldest: bool = False) -> ReleaseRules | None:
+    """The rules of the newest release read that is not newer than a version; None, or the oldest, if there is none."""
     tables = _tables(engine) if version_numbers(version) else {}
-    older = [release for release in tables.get("releases", ()) if in_versions(version, f">={release}")]
+    releases = tables.get("releases", [])
+    older = [release for release in releases if in_versions(version, f">={release}")] or releases[: int(or_oldest)]
     return ReleaseRules(tables, older[-1]) if older else None
+
+
+def setup_rules(setup: Setup, *, or_oldest: bool = False) -> ReleaseRules | None:
+    """The rules that decide on a setup; None for a fork, an unknown model or a release that was not read."""
+    unknown = setup.fork or setup.model is None
+    return None if unknown else release_rules(setup.engine, setup.version, or_oldest=or_oldest)
 
 
 @functools.cache
@@ -94,8 +101,8 @@ def next_release(engine: str, version: str) -> str:
 
 def default_attention(setup: Setup) -> str:
     """The attention backend that the engine chooses by itself, or "" if that is not known."""
-    rules = release_rules(setup.engine, setup.version)
-    if rules is None or setup.fork or setup.model is None:
+    rules = setup_rules(setup)
+    if rules is None:
         return ""
     if "layer" in rules.tables:
         row = _layer_attention(rules, setup, _cache_name(rules, setup))
@@ -105,20 +112,24 @@ def default_attention(setup: Setup) -> str:
 
 def default_experts(setup: Setup) -> str:
     """The engine's own choice of kernels for the experts, or "" if that is not known."""
-    rules = release_rules(setup.engine, setup.version)
-    if rules is None or setup.fork:
+    rules = setup_rules(setup)
+    if rules is None:
         return ""
     row = rules.first("moe", gpus=setup.gpu, quantizations=_expert_format(setup))
     return str(row["order"][0]) if row and row.get("order") else ""
 
 
 def start_refusals(setup: Setup) -> list[StartRefusal]:
-    """Why the engine's own checks refuse a setup; a build between two releases only if both of them refuse."""
-    rules = release_rules(setup.engine, setup.version)
-    if rules is None or setup.fork or setup.model is None:
+    """Why the engine's own checks refuse a setup; a build between two releases only if both of them refuse.
+
+    Kernels are added and rarely taken away: what the oldest release read has no kernel for, those before it lack too.
+    """
+    rules = setup_rules(setup, or_oldest=True)
+    if rules is None:
         return []
-    newer = next_release(setup.engine, setup.version)
-    found = [*_architecture(rules, setup), *_parsers(rules, setup)]
+    newer, found = next_release(setup.engine, setup.version), list[StartRefusal]()
+    if in_versions(setup.version, f">={rules.release}"):
+        found += [*_architecture(rules, setup), *_parsers(rules, setup)]
     if setup.gpu:
         found += [*_layer_refusals(rules, setup), *_expert_refusals(rules, setup), *_profile_refusals(rules, setup)]
     if found and newer and not start_refusals(replace(setup, version=newer)):
@@ -131,15 +142,16 @@ def start_refusals(setup: Setup) -> list[StartRefusal]:
 
 def accepted_kernels(setup: Setup) -> str:
     """The kernels that the engine's own checks choose for a setup that they accept; "" if that is not known."""
-    rules = release_rules(setup.engine, setup.version)
-    if rules is None or setup.fork or setup.model is None or not setup.gpu:
+    rules = setup_rules(setup)
+    if rules is None or not setup.gpu:
         return ""
+    assert setup.model is not None
     if setup.model.architecture not in rules.names("architecture"):
         return ""
     attention, experts = default_attention(setup), default_experts(setup)
     if "layer" not in rules.tables or setup.model.moe is None:
-        return attention
-    return f"{attention} and {experts}" if attention and experts else ""
+        return f"{attention}, as read in {rules.release}" if attention else ""
+    return f"{attention} and {experts}, as read in {rules.release}" if attention and experts else ""
 
 
 def _architecture(rules: ReleaseRules, setup: Setup) -> Iterator[StartRefusal]:

@@ -7,10 +7,10 @@ release that has an architecture).
 import re
 from dataclasses import dataclass, replace
 
-from moebox.core import families, registry
+from moebox.core import families, registry, start_rules
 from moebox.core.catalogue import table_rows
 from moebox.core.model import Model
-from moebox.core.start_rules import StartRefusal, accepted_kernels, engine_architectures, release_rules, start_refusals
+from moebox.core.start_rules import StartRefusal
 from moebox.core.support_matrix import (
     WORST_FIRST,
     Match,
@@ -64,20 +64,23 @@ def support_for(setup: Setup) -> Support:
         note = f"{setup.fork} is not the release {setup.version}: what is known of the release may not hold"
         of_release = tuple(match for match in matches if not any(key in BUILD_KEYS for key in match.row.settings))
     own = [match for match in matches if match not in of_release]
-    certain = [match for match in own if match.is_certain]
+    certain = [match for match in own if not match.conditions]
     standing = [match for match in certain if not any(_overrides(other.row, match.row) for other in certain)]
     standing.sort(key=lambda match: (WORST_FIRST.index(match.row.state), -len(match.row.dimensions)))
     seen_running = any(
         match.row.state == "runs" and match.row.dimensions >= {"versions", "gpu", "architecture"} for match in standing
     )
-    refusals = () if seen_running else _refusals(setup)
+    # A nightly build has most of what the next release brings, so the next one's checks are asked.
+    newer = start_rules.next_release(setup.engine, setup.version)
+    checked = replace(setup, fork="", version=newer) if newer and setup.fork == setup.version else setup
+    refusals = () if seen_running else _refusals(checked)
     support = Support(
         state="unknown",
         matches=tuple(standing),
-        possible=(*(match for match in own if not match.is_certain), *of_release),
+        possible=(*(match for match in own if match.conditions), *of_release),
         contradicted=tuple(match.row for match in certain if match not in standing),
         refusals=refusals,
-        basis="" if refusals else _acceptance(setup),
+        basis="" if refusals else _acceptance(checked),
         note=note,
     )
     state: State = "no-start" if refusals else "accepted" if support.basis else "unknown"
@@ -92,12 +95,11 @@ def _acceptance(setup: Setup) -> str:
     Without a release's own checks its list of models decides, except on SM120 and SM121: they lack shared memory and
     instructions that kernels for other Blackwell GPUs use, so a list of models is no evidence there.
     """
-    rules = release_rules(setup.engine, setup.version)
-    if rules and (kernels := accepted_kernels(setup)):
-        return f"its own checks accept it, with {kernels}, as read in {rules.release}"
+    if kernels := start_rules.accepted_kernels(setup):
+        return f"its own checks accept it, with {kernels}"
     if setup.model is None or setup.fork or (setup.gpu.startswith("sm12") and "gguf" not in setup.quants):
         return ""
-    names, since, listed = {setup.model.architecture}, "", engine_architectures(setup.engine)
+    names, since, listed = {setup.model.architecture}, "", start_rules.engine_architectures(setup.engine)
     if row := families.architecture_support(setup.model):
         names, first = {*row.names}, row.first.get(setup.engine, "")
         since = f" since {first}" if first else ""
@@ -126,7 +128,7 @@ def _refusals(setup: Setup) -> tuple[StartRefusal, ...]:
     text, source = families.unsupported_reason(setup.engine, title, setup.model, setup.version)
     if text:
         return (StartRefusal(text=text, at=source, release=""),)
-    return tuple(start_refusals(setup))
+    return tuple(start_rules.start_refusals(setup))
 
 
 def _overrides(one: SupportRow, other: SupportRow) -> bool:

@@ -142,11 +142,6 @@ class Match:
     row: SupportRow
     conditions: tuple[str, ...] = ()
 
-    @property
-    def is_certain(self) -> bool:
-        """Whether every condition of the row is known to hold."""
-        return not self.conditions
-
 
 @functools.cache
 def support_rows() -> dict[str, tuple[SupportRow, ...]]:

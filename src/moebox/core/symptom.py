@@ -15,7 +15,7 @@ from moebox.core.change import get_setting, setting_matches
 from moebox.core.recipe import Flag, Recipe
 from moebox.core.support_matrix import in_versions, version_numbers
 
-SymptomKind = Literal["log", "host", "behaviour", "frame"]
+SymptomKind = Literal["log", "host", "behaviour", "frame", "words"]
 Severity = Literal["note", "warning", "fatal"]
 
 
@@ -51,7 +51,7 @@ class Symptom:
 
     id: str
     area: str
-    kind: SymptomKind = "log"  # seen in a log, in a frame of a traceback, on the host, or only in behaviour
+    kind: SymptomKind = "log"  # seen in a log, a traceback, an error's words, on the host, or in behaviour
     severity: Severity = "fatal"  # a note explains a line that is not a failure
     pattern: str = ""  # regular expression for one log line; empty if no log shows it
     next_line: bool = False  # the line after it has the details, which are added to the cause
@@ -165,12 +165,6 @@ def known_scan(*, engine: str, version: str, sm: str, kv: str) -> KnownScan | No
     wanted = (engine, version, f"sm_{sm.replace('.', '')}", kv)
     scans = table_rows(KnownScan, "kernels", "scan", wanted[2])
     return next((scan for scan in scans if (scan.engine, scan.version, scan.arch, scan.kv) == wanted), None)
-
-
-def known_failures(*, engine: str, version: str, sm: str, kv: str) -> tuple[KnownFailure, ...]:
-    """Attention kernels of a scanned release that do not launch on this GPU with this cache type."""
-    scan = known_scan(engine=engine, version=version, sm=sm, kv=kv)
-    return scan.attention_failures if scan else ()
 
 
 def changes_text(changes: Mapping[str, Flag]) -> str:

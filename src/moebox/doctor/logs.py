@@ -86,10 +86,10 @@ class LogSearch:
         self._tail = data[cut:]
         return self._search_lines(data[: cut - 1]) if cut else []
 
-    def finish(self) -> list[Finding]:
-        """Search the last line, which may not have ended, and explain an exception that no symptom does."""
+    def finish(self, *, is_log: bool = True) -> list[Finding]:
+        """Search the last line, which may not have ended, and explain an error of a log that no symptom does."""
         rest, self._tail = self._tail, b""
-        return [*(self._search_lines(rest) if rest else ()), *self._explain_frames()]
+        return [*(self._search_lines(rest) if rest else ()), *self._explain_error(by_words=is_log)]
 
     @property
     def cause(self) -> Finding | None:
@@ -159,21 +159,23 @@ class LogSearch:
             return [finding]
         return []
 
-    def _explain_frames(self) -> list[Finding]:
-        """The part of the engine that an unknown exception comes from, by the innermost frame that belongs to one."""
+    def _explain_error(self, *, by_words: bool) -> list[Finding]:
+        """The part of the engine that an unknown error is of: by the innermost frame of one, or by its words."""
         if any(each.line == self.exception_line and each.symptom != CATCH_ALL for each in self.findings.values()):
             return []
-        parts = [symptom for symptom in symptoms() if symptom.kind == "frame"]
-        pairs = ((symptom, re.search(symptom.pattern, frame)) for frame in self.frames[::-1] for symptom in parts)
-        symptom, match = next((pair for pair in pairs if pair[1]), (None, None))
-        if symptom is None:
-            return []
-        finding = make_finding(symptom, match, self.exception, self.exception_line, self._recipe)
-        when = traceback_phase("\n".join(self.frames))
-        cause = f"{symptom.cause}{when} (likely, not certain: the message itself is not known)."
-        self.findings[symptom.id] = dataclasses.replace(finding, cause=cause)
-        self.counts[symptom.id] = 1
-        return [self.findings[symptom.id]]
+        texts = [("frame", frame) for frame in self.frames[::-1]]
+        if by_words and self.cause is None and (self.exception or self.ends_with_error):
+            texts += [("words", self.exception.partition(":")[2]), ("words", self.complaint)]
+        for kind, text in texts:
+            for symptom in symptoms():
+                if symptom.kind == kind and (match := re.search(symptom.pattern, text)):
+                    line, when = self.exception_line or self._complaint_line, traceback_phase("\n".join(self.frames))
+                    finding = make_finding(symptom, match, self.unknown_failure, line, self._recipe)
+                    cause = f"{symptom.cause}{when} (likely, not certain: the message itself is not known)."
+                    self.findings[symptom.id] = dataclasses.replace(finding, cause=cause)
+                    self.counts[symptom.id] = 1
+                    return [self.findings[symptom.id]]
+        return []
 
     def _note_error(self, line: str) -> None:
         match = EXCEPTION.match(line)
@@ -203,7 +205,7 @@ def _watched_symptoms() -> tuple[WatchedSymptom, ...]:
             tuple(word.translate(no_digits) for word in required_words(symptom.pattern)),
         )
         for symptom in symptoms()
-        if symptom.pattern and symptom.kind != "frame"
+        if symptom.pattern and symptom.kind not in ("frame", "words")
     )
 
 
@@ -236,7 +238,7 @@ def make_finding(
         severity=symptom.severity,
         line=number,
         text=line.strip()[:500],
-        cause=symptom.cause,
+        cause=re.sub(r"\{(\w+)\}", lambda name: match[name[1]].strip() if match else "", symptom.cause),
         remedy=remedy,
         change=change,
         source=symptom.source,
@@ -281,20 +283,20 @@ def _feed_stream(search: LogSearch, stream: BinaryIO) -> None:
         search.feed(data)
 
 
-def search_pieces(pieces: Iterable[bytes], *, engine: str = "") -> LogSearch:
+def search_pieces(pieces: Iterable[bytes], *, engine: str = "", is_log: bool = True) -> LogSearch:
     search = LogSearch(engine=engine)
     for piece in pieces:
         search.feed(piece)
-    search.finish()
+    search.finish(is_log=is_log)
     return search
 
 
 def known_causes(errors: Iterable[str]) -> list[str]:
-    search = search_pieces(f"{printable_line(error)}\n".encode() for error in errors)
+    search = search_pieces((f"{printable_line(error)}\n".encode() for error in errors), is_log=False)
     return [f"{finding.cause} Remedy: {finding.remedy}" for finding in search.findings.values()]
 
 
 def is_transient(error: str) -> bool:
     """True if engines are known to return this error occasionally and keep serving."""
-    findings = search_pieces([f"{printable_line(error)}\n".encode()]).findings.values()
+    findings = search_pieces([f"{printable_line(error)}\n".encode()], is_log=False).findings.values()
     return bool(findings) and all(finding.severity == "warning" for finding in findings)

@@ -59,7 +59,8 @@ def _kernel_failures(deployment: Deployment, version: str) -> Iterator[PlanWarni
     """Yield the kernels of this release that were compiled for a GPU's architecture and do not fit it."""
     engine, kv = deployment.recipe.engine, "fp8" if deployment.recipe.kv == "fp8" else "bf16"
     for gpu in deployment.gpu_kinds:
-        for failure in symptom.known_failures(engine=engine, version=version, sm=gpu.sm, kv=kv):
+        scan = symptom.known_scan(engine=engine, version=version, sm=gpu.sm, kv=kv)
+        for failure in scan.attention_failures if scan else ():
             yield PlanWarning(
                 symptom="",
                 text=f"{failure.kernel} of {engine} {version} needs {format_count(failure.shared_bytes)} bytes of "

@@ -12,7 +12,7 @@ from moebox.engines.ik_llama_cpp.traits import TRAITS
 from moebox.engines.refusals import engines_for_format, plan_warning, quantization_of
 from moebox.units import format_count
 
-MAINLINE_QUANT = re.compile(r"NVFP4|Q1_0|Q2_0$", re.IGNORECASE)
+MAINLINE_QUANT = re.compile(r"NVFP4|^T?Q[12]_0$", re.IGNORECASE)  # UD-TQ1_0 is a mix without that type
 
 
 class IkLlamaCppEngine(GgmlEngine):
