@@ -23,15 +23,33 @@ from moebox import detect
 from moebox.checkpoint import deploy
 from moebox.core.calibration import Boot, Calibration
 from moebox.core.recipe import Hybrid, Listen, Recipe, Runtime
-from moebox.flows.calibrate import calibrate, measure_depth
+from moebox.flows.calibrate import BUDGET_S, Calibrator, TimeBudget, calibrate, deploy_for_calibration
+from moebox.flows.calibrate_recipe import BootDepth
 from moebox.flows.rehearse import prefill_chunk
 from moebox.planner.depths import cut_layers
 from moebox.planner.speed import Speed
 from moebox.planner.speed.measured import RANGE_SIGMAS, MeasuredSpeed
+from moebox.serve.session import PATIENCE_S
+from moebox.serve.watch import Notify
 from moebox.store import Run
 from moebox.store import calibrations as store
 
 HYBRID = ("llama.cpp", "ik_llama.cpp")
+
+
+def measure_depth(
+    recipe: Recipe,
+    run: Run,
+    layers: int,
+    *,
+    known: Boot | None = None,
+    budget_s: float = BUDGET_S,
+    notify: Notify = lambda line: None,
+) -> Boot:
+    """Time a single boot at the points of `known`, to check a calibration from other depths."""
+    work = Calibrator(deploy_for_calibration(recipe), run, TimeBudget(budget_s=budget_s), notify)
+    work.measure_boot(BootDepth(layers=layers), after=0, patience_s=PATIENCE_S, known=known)
+    return work.done[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from calibration import measure_depth
+
 from moebox.core.calibration import (
     Boot,
     Calibration,
@@ -31,7 +33,7 @@ from moebox.core.calibration import (
 )
 from moebox.core.recipe import EngineName, Flag, Hybrid, Listen, Recipe, Runtime
 from moebox.flows import calibrate_timing as timing
-from moebox.flows.calibrate import deploy_for_calibration, measure_depth
+from moebox.flows.calibrate import deploy_for_calibration
 from moebox.planner.speed.measured import MeasuredSpeed
 from moebox.store import Run
 

@@ -252,7 +252,7 @@ def time_prompts(
     except MoeboxError as problem:
         say(f"no calibration: {problem.message}")
         return None
-    calibrator = calibrate._Calibrator(subject, run, calibrate.TimeBudget(budget_s=budget_s), say)
+    calibrator = calibrate.Calibrator(subject, run, calibrate.TimeBudget(budget_s=budget_s), say)
     calibrator.done.append(work.boot)
     return calibrator.calibration()
 

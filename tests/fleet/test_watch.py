@@ -1,11 +1,15 @@
 """Watching an endpoint: figures from counters, alerts that come once, checks in passing."""
 
 import json
+import shlex
+import socket
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
+from moebox import http
 from moebox.cli import main
 from moebox.cli.bench.results import sparkline
 from moebox.cli.watch import look_line, watch_page
@@ -116,6 +120,43 @@ def test_an_endpoint_that_is_gone_is_an_alert() -> None:
         watched.look_once()
 
     assert [alert.name for alert in watched.alerts] == ["gone"]
+
+
+def test_a_port_that_is_open_and_silent_is_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel accepts for a process that is stopped: not the same as an engine that has ended."""
+    usual = http.get
+    monkeypatch.setattr(http, "get", lambda url, **more: usual(url, **more | {"timeout_s": 0.05}))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        watched = EndpointWatcher(endpoint_from_url(f"127.0.0.1:{server.getsockname()[1]}", "m"), clock=Clock())
+        for _ in range(GONE_LOOKS + 1):
+            watched.look_once()
+
+    assert [alert.name for alert in watched.alerts] == ["hung"]
+    for _ in range(GONE_LOOKS):
+        watched.add_look(MetricsLook(at=1.0, answered=True))
+    for _ in range(GONE_LOOKS):  # llama.cpp has a thread for each slot and two more: a queue keeps it from answering
+        figures = {"mute": 1.0, "connections": 14.0, "engine_cpu": 0.9}
+        watched.add_look(MetricsLook(at=1.0, answered=False, figures=figures))
+    assert watched.active_alerts == {"queue"}
+
+
+def test_several_endpoints_are_watched_at_once(
+    server: ThreadingHTTPServer, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each line names its endpoint, and alerts reach the receiver with its address."""
+    shown(server, kv=0.99)
+    out = tmp_path / "alerts"
+    monkeypatch.setenv("MOEBOX_ALERT", shlex.join(["tee", "-a", str(out)]))
+    addresses = [f"{host}:{server.server_port}" for host in ("127.0.0.1", "localhost")]
+    words = ["--every", "0.1s", "--canary", "0", "--time", "0.3s"]
+
+    assert main(["watch", *addresses, *words]) == 1
+    printed = " ".join(capsys.readouterr().out.split())
+    assert all(f"m at {address}: alert: the KV cache is full" in printed for address in addresses)
+    assert all(f'"url": "http://{address}/v1"' in out.read_text() for address in addresses)
+    assert main(["watch", *addresses, *words, "--json"]) == 1
+    assert len(json.loads(capsys.readouterr().out)["endpoints"]) == 2
+    assert main(["watch", *addresses, "--model", "m"]) == 2
 
 
 def test_a_check_that_fails_is_an_alert() -> None:

@@ -6,6 +6,7 @@ import shlex
 import socket
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -51,13 +52,14 @@ def usual_figures(rng: random.Random) -> Figures:
 def watch_series(fault: Callable[[Figures], Figures] | None, seed: int, minutes: float = 3.0) -> EndpointWatcher:
     """Ten usual minutes, then the fault."""
     rng, watcher, at = random.Random(seed), EndpointWatcher(endpoint_from_url("127.0.0.1:9", "m")), 0.0
+    about = {"unread_bytes": "client 10.0.0.7", "top_user_share": "user anna"}
     while at < (10 + minutes) * 60:
         figures = usual_figures(rng)
         answered = True
         if fault and at >= 600:
             figures = fault(figures)
             answered = bool(figures)
-        watcher.add_look(MetricsLook(at=at, answered=answered, figures=figures, client="10.0.0.7", user="anna"))
+        watcher.add_look(MetricsLook(at=at, answered=answered, figures=figures, about=about))
         at += EVERY_S
     return watcher
 
@@ -76,6 +78,7 @@ FAULTS: dict[str, Callable[[Figures], Figures]] = {
     "one client": lambda seen: {**seen, "waiting": 5.0, "top_client_share": 0.93},
     "one user": lambda seen: {**seen, "top_user_share": 0.95, "first_byte": 4.0},
     "slower": lambda seen: {**seen, "tpot": 0.08, "running": 6.0, "kv_use": 0.4},
+    "context": lambda seen: {**seen, "context_full": 1.0},
 }
 
 
@@ -90,6 +93,7 @@ def test_a_fault_is_named_with_evidence_and_command(name: str, seed: int):
     text = next(alert.text for alert in alerts if alert.name == name)
     assert name == "gone" or ("change: " in text and "`" in text)
     assert ("user anna" in text) is (name == "one user")
+    assert ("client 10.0.0.7" in text) is (name == "unread")
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.siege) for seed in range(1, 5))])
@@ -139,6 +143,32 @@ def test_counters_of_drafts_and_prefixes_become_figures():
     assert (figures["accept_length"], figures["cache_hit_rate"]) == (2.5, 0.75)
 
 
+def test_the_log_of_a_slot_server_becomes_figures(tmp_path: Path):
+    """Prompts with their cached tokens, drafts, and a full context, counted from where the watch began to read."""
+    log = tmp_path / "engine.log"
+    log.write_text("slot update_slots: id  3 | task 1 | new prompt, n_ctx_slot = 8, n_keep = 0, task.n_tokens = 9\n")
+    endpoint = replace(endpoint_from_url("127.0.0.1:9", "m", engine="llama.cpp"), log=str(log))
+    watcher = EndpointWatcher(endpoint)
+    watcher.derive_figures({})
+    lines = []
+    for task, (tokens, cached) in enumerate(((34, 17), (166, 133))):
+        lines += [
+            f"slot update_slots: id  3 | task {task} | new prompt, n_ctx_slot = 8, n_keep = 0, task.n_tokens = {tokens}"
+        ]
+        lines += [f"slot update_slots: id  3 | task {task} | n_tokens = {cached}, memory_seq_rm [{cached}, end)"]
+    lines += ["slot update_slots: id  3 | task 1 | n_tokens = 512, memory_seq_rm [512, end)"]  # a prompt's next batch
+    lines += ["draft acceptance rate = 0.25000 (   10 accepted /    40 generated)"]
+    lines += ["slot      release: id  1 | task 21 | stop processing: n_tokens = 8192, truncated = 1", ""]
+    with log.open("a") as file:
+        file.write("\n".join(lines))
+
+    figures = watcher.derive_figures({})
+
+    wanted = {"cache_hit_rate": 0.75, "prompt_length": 100.0, "accept_share": 0.25, "context_full": 1.0}
+    assert {name: figures[name] for name in wanted} == wanted
+    assert watcher.derive_figures({})["context_full"] == 0.0
+
+
 def test_alerts_reach_a_webhook_and_a_command(tmp_path: Path):
     """JSON by POST, or on the command's standard input; a receiver that fails is one line."""
     received: list[dict[str, str]] = []
@@ -154,12 +184,17 @@ def test_alerts_reach_a_webhook_and_a_command(tmp_path: Path):
 
     alert = watch_series(FAULTS["throttling"], 1).alerts[0]
     problems: list[str] = []
+    endpoint = endpoint_from_url("127.0.0.1:9", "m")
     with live(ThreadingHTTPServer(("127.0.0.1", 0), Hook)) as server:
-        AlertSender(f"http://127.0.0.1:{server.server_port}/hook", "m", problems.append).send(alert)
+        AlertSender(f"http://127.0.0.1:{server.server_port}/hook", problems.append).send(
+            alert, endpoint_from_url("127.0.0.1:9", "m")
+        )
     out = tmp_path / "alert.json"
     code = "import sys; open(sys.argv[1], 'w').write(sys.stdin.read())"
-    AlertSender(shlex.join([sys.executable, "-c", code, str(out)]), "m", problems.append).send(alert)
-    AlertSender("/does/not/exist", "m", problems.append).send(alert)
+    AlertSender(shlex.join([sys.executable, "-c", code, str(out)]), problems.append).send(
+        alert, endpoint_from_url("127.0.0.1:9", "m")
+    )
+    AlertSender("/does/not/exist", problems.append).send(alert, endpoint)
 
     assert received[0]["name"] == json.loads(out.read_text())["name"] == "throttling"
     assert len(problems) == 1

@@ -135,6 +135,25 @@ def test_an_upgraded_engine_gets_a_store_of_its_own(tmp_path: Path):
     assert len(set(stores)) == 2
 
 
+def test_an_image_pulled_again_under_its_tag_gets_a_store_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The digest counts, not the tag; a store of an image that was pulled after its folder was named is refused."""
+    tool, tiers = tmp_path / "bin" / "docker", KvTiers(ram_gib=1, disk_gib=0.01, folder=str(tmp_path / "kv"))
+    recipe = Recipe(name="r", engine="vllm", model="gpt-oss-120b", checkpoint="mxfp4", served_name="m", kv_tiers=tiers)
+    recipe = replace(recipe, runtime=Runtime(kind="docker", image="example/vllm:nightly"))
+    monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
+    stores = []
+    for reply in ("exit 1", "echo sha256:1", "echo sha256:2", "echo sha256:2"):
+        files.write_atomic(tool, f"#!/bin/sh\n{reply}\n", mode=0o700)
+        stores.append(store_folder(prepare_launch(deploy(recipe)).deployment, outside=True))
+    assert len(set(stores)) == 3
+
+    unnamed = deploy(recipe)
+    kv_store.prepare_store(unnamed)
+    files.write_atomic(tool, "#!/bin/sh\necho sha256:3\n", mode=0o700)
+    with pytest.raises(ExternalError, match="was written with image digest sha256:2"):
+        kv_store.prepare_store(unnamed)
+
+
 def test_a_repository_that_moved_on_is_other_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The branch of a Hub repository points to another commit: blocks of the older weights are not used for it."""
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))

@@ -37,7 +37,7 @@ def assess_run(record: RunRecord, *, serving: bool = False) -> Assessment:
 
 
 def headline(record: RunRecord, assessment: Assessment) -> str:
-    failed, right, fast = (assessment.cell(name) for name in ("failed", "right", "fast"))
+    failed, right, fast = map(assessment.cell, ("failed", "right", "fast"))
     if failed or not ((right and fast) or record.upgrade):
         return capitalize(failed.text) if failed else ""
     if record.simulation:

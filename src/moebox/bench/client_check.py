@@ -95,7 +95,7 @@ def check_client(
         return map(attrgetter(name), gauges)
 
     tokens, cpu_s = max(1, len(samples.time)), sum(each("cpu_s"))
-    lag = [sum(counts) for counts in zip(*each("lag"), strict=True)]
+    lag = list(map(sum, zip(*each("lag"), strict=True)))
     sends = zip(samples.columns["sent"], samples.columns["due"], strict=True)
     send_lags: Counter[float] = Counter(max(0, sent - due) / 1e6 for sent, due in sends)
     check = ClientCheck(

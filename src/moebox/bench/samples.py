@@ -88,7 +88,7 @@ class Samples:
 
     def extend(self, other: "Samples") -> None:
         """Add the samples of another worker of the same run."""
-        reasons = [self._reason_index(text) for text in other.reasons]
+        reasons = list(map(self._reason_index, other.reasons))
         self.texts |= {len(self) + row: text for row, text in other.texts.items()}
         for name, column in self.columns.items():
             column.extend(other.columns[name] if name != "reason" else [reasons[i] for i in other.columns[name]])
@@ -135,7 +135,7 @@ def samples_from_bytes(data: bytes, where: str = "samples") -> Samples:
         if head["magic"] != MAGIC:
             raise ValueError(head["magic"])
         samples = Samples(zero=head["zero"], wall=head["wall"])
-        samples.reasons = [str(reason) for reason in head["reasons"]]
+        samples.reasons = list(map(str, head["reasons"]))
         bytes_left = MAX_UNPACKED_BYTES
         for name, code, size in head["columns"]:
             packed, rest = rest[:size], rest[size:]

@@ -18,7 +18,17 @@ SCRAPE_INTERVAL_S = 1.0
 SCRAPE_TIMEOUT_S = 3.0  # for one reply
 
 # Gauges are kept as they are, counters (those that end in _total) by their growth since the run began.
-_NOT_SCRAPED = {"source", "counts_at_end", "finished_total", "ttft", "tpot", "e2e", "queue"}
+_NOT_SCRAPED = {
+    "source",
+    "counts_at_end",
+    "log",
+    "output_seconds_total",
+    "finished_total",
+    "ttft",
+    "tpot",
+    "e2e",
+    "queue",
+}
 SCRAPED_METRICS = tuple(field.name for field in fields(EngineMetrics) if field.name not in _NOT_SCRAPED)
 MetricsRow = tuple[int, dict[str, float]]  # CLOCK_MONOTONIC ns, and the figures
 
@@ -98,7 +108,7 @@ class Scraper:
 
         try:
             pynvml.nvmlInit()
-            handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+            handles = list(map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount())))
             while handles:
                 watts = sum(map(pynvml.nvmlDeviceGetPowerUsage, handles)) / 1e3
                 used = sum(pynvml.nvmlDeviceGetMemoryInfo(handle).used for handle in handles)

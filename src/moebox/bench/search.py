@@ -37,8 +37,7 @@ def parse_slo(text: str) -> Slo:
 def load_meets_slo(result: Measurement, slo: Slo) -> bool:
     """True if enough requests met the SLO; failures count against it."""
     requests = result.num_prompts - result.cancelled
-    met = (result.request_goodput or 0.0) * result.duration
-    return requests > 0 and round(met) >= slo.share * requests
+    return requests > 0 and round((result.request_goodput or 0.0) * result.duration) >= slo.share * requests
 
 
 def run_sweep(loads: Iterable[float], run: Callable[[float], MeasuredLoad]) -> list[MeasuredLoad]:

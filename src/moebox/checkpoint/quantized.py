@@ -68,7 +68,7 @@ def _scheme_bits(quant: dict[str, Any]) -> tuple[float, str]:
     """Bits per weight, scales included, and the scheme's name."""
     method, text = str(quant.get("quant_method", "")), str(quant)[:20_000].lower()
     if method in ("awq", "gptq", "auto-round"):  # a 16-bit scale and a zero for each group
-        number, group = (quant.get(name) for name in ("bits", "group_size"))
+        number, group = map(quant.get, ("bits", "group_size"))
         wide, many = (number if number in (2, 3, 4, 8) else 4), (group if group in (32, 64, 128) else 128)
         return wide + (16 + wide) / many, f"int{wide}-g{many}"
     for row in _TABLE["scheme"]:

@@ -88,7 +88,7 @@ def find_kept(name: RepoName) -> KeptModel | None:
     """Return the kept row of a repository at a revision, which may be the commit of another row."""
     path = kept_path(name._replace(revision=""))
     others = sorted(path.parent.glob(f"{path.stem}@*.json")) if name.revision else []
-    rows = (_read_kept(each) for each in dict.fromkeys((kept_path(name), path, *others)))
+    rows = map(_read_kept, dict.fromkeys((kept_path(name), path, *others)))
     return next((row for row in rows if row and name.revision in (row.revision, row.commit)), None)
 
 

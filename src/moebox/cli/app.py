@@ -72,9 +72,9 @@ def build_app(called: Sequence[str] = ()) -> App:
 
     The help page of that command shows its docstring, lists of commands show the sentence of the table.
     """
-    names = (" ".join(called[:2]), " ".join(called[:1]))
-    own = next((name for name in names if name in COMMANDS), "")
-    shown = Parameter(show_default=default_text)
+    own = next((name for name in (" ".join(called[:2]), " ".join(called[:1])) if name in COMMANDS), "")
+    # A default that means "off" or "not given" is not shown.
+    shown = Parameter(show_default=lambda value: None if value in ("", False, None, (), []) else str(value))
     app = App(
         name="moebox", help=ABOUT, version=f"moebox {__version__}", help_format="markdown", default_parameter=shown
     )
@@ -94,11 +94,6 @@ def build_app(called: Sequence[str] = ()) -> App:
         elif name == own:
             groups[head].default(load_function(target))
     return app
-
-
-def default_text(value: object) -> str | None:
-    """Return the text of a default in the help; None if it is "off" or "not given"."""
-    return None if value in ("", False, None, (), []) else str(value)
 
 
 def load_function(target: str) -> Any:

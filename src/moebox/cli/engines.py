@@ -95,7 +95,6 @@ def _saved_recipes() -> dict[str, Recipe]:
 
 
 def _recipes_using(row: "InstalledEngine", recipes: dict[str, Recipe]) -> list[str]:
-    """Names of recipes that ask for this version."""
     from moebox.core.engine_source import same_version
 
     return [

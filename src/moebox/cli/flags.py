@@ -35,7 +35,6 @@ def parse_token_count(flag: str, text: str | None) -> int | None:
 
 
 def parse_count(flag: str, text: str | None) -> int | None:
-    """Parse a plain count; None stays None."""
     if text is None:
         return None
     refuse_if(not text.strip().isdigit(), f"{flag}: {text!r} is not a count", hint="write it like 32")

@@ -150,8 +150,7 @@ def find_target(
         if not candidates:
             raise problem from None
         return _describe_deployment(_change_deployment(candidates[0].deployment, others))  # the simplest recipe
-    checkpoint = planned_checkpoint(plan.recipe, checkpoints)
-    deployment = Deployment.from_parts(plan.recipe, model, checkpoint, place)
+    deployment = Deployment.from_parts(plan.recipe, model, planned_checkpoint(plan.recipe, checkpoints), place)
     if others:
         return _describe_deployment(_change_deployment(deployment, others))
     return ForecastTarget(deployment=deployment, memory=plan.memory, warnings=plan.warnings)

@@ -240,8 +240,7 @@ def fix_kernels(
     if not apply:
         stderr_console().print("`--fix --apply` writes it; the originals are kept, and `--revert` restores them")
         return 1
-    backups = patch.apply_all(patches, force=yes)
-    pairs = zip(patches, backups, strict=True)
+    pairs = zip(patches, patch.apply_all(patches, force=yes), strict=True)
     print_lines((f"patched {change.path}; the original is {backup.name}" for change, backup in pairs), stderr=True)
     again = scan_engine(request)
     if run:

@@ -83,5 +83,4 @@ def last_lines_offset(path: Path, wanted: int) -> int:
             before, at = at, max(0, at - BLOCK)
             file.seek(at)
             block = file.read(before - at) + block
-    lines = block.splitlines(keepends=True)
-    return size - sum(map(len, lines[-wanted:]))
+    return size - sum(map(len, block.splitlines(keepends=True)[-wanted:]))

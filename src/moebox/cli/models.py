@@ -50,7 +50,7 @@ def models(*, everything: Annotated[Switch, Parameter(name="--all")] = False, js
             for each in known
             for model in (each.model,)
         ],
-        "kept": [kept_document(kept) for kept in remote.kept_models()],
+        "kept": list(map(kept_document, remote.kept_models())),
     }
 
     def show_table() -> None:
@@ -148,7 +148,7 @@ def model_document(model: Model, checkpoints: tuple[Checkpoint, ...]) -> Documen
     return {
         **{name: getattr(model, name) for name in (*MODEL_KEYS, "vocab")},
         "attention": {"kind": _attention_key(model), **codec.to_document(model.attention)},
-        "stack": [codec.to_document(layers) for layers in model.stack],
+        "stack": list(map(codec.to_document, model.stack)),
         "moe": codec.to_document(model.moe) if model.moe else None,
         "parameters": {
             "total": model.total_parameters,

@@ -75,7 +75,6 @@ def stdout_console() -> "Console":
 
 @functools.cache
 def stderr_console() -> "Console":
-    """Return the console for progress and notes."""
     return make_console(stderr=True)
 
 

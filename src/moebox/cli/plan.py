@@ -94,8 +94,7 @@ def plan(
     elif everything:
         stdout_console().print(plan_view.whole_page(chosen, known.model, steps))
     else:
-        width = stdout_console().width
-        print_assessment(plan_view.answer(chosen, known.model, steps, width=width))
+        print_assessment(plan_view.answer(chosen, known.model, steps, width=stdout_console().width))
     return 0
 
 

@@ -190,7 +190,6 @@ def plan_title(plan: Plan, model: Model) -> "Text":
 
 
 def part_bytes(device: DeviceMemory) -> tuple[int, ...]:
-    """Return the bytes of each part of a bar, in the order of PARTS."""
     weights = [sum(device.weights.get(name, 0) for name in names) for _, _, _, names in PARTS if names]
     return (*weights, device.draft, device.kv, device.activations, device.overhead, max(0, device.free))
 

@@ -40,7 +40,7 @@ def pack(*run: str, output: OutputPath = None, pdf: bool = True, row: Switch = F
     """
     from moebox.report.pack import pack_runs, row_of_run
 
-    found = [Run.open(name) for name in run or ("latest",)]
+    found = list(map(Run.open, run or ("latest",)))
     if row:
         refuse_if(len(found) > 1, "--row takes one run")
         target = output or Path(f"{found[0].id}.row.toml")

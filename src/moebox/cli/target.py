@@ -72,7 +72,6 @@ def no_answer_error(endpoint: Endpoint, reason: str) -> ExternalError:
 
 
 def _list_models(endpoint: Endpoint, *, insecure: bool, ca_file: str) -> list[str]:
-    """Return the models that a server lists; ExternalError if it lists none."""
     address = sockets.address_from_url(endpoint.base_url, insecure=insecure, ca_file=ca_file)
     tls = sockets.tls_context(address) if address.tls else None
     reply = http.get(f"{endpoint.base_url}/models", headers=endpoint.headers, tls=tls)
@@ -110,8 +109,7 @@ def open_run(name: str, endpoint: Endpoint) -> Run:
     run = Run.open(name)
     summary = summarize_run(run)
     text = f"{run.id} is about {summary.model}, and {endpoint.base_url} serves {endpoint.model}"
-    hint = "without --run the results get a new run"
-    refuse_if(summary.model not in ("", endpoint.model), text, hint=hint)
+    refuse_if(summary.model not in ("", endpoint.model), text, hint="without --run the results get a new run")
     working = run.is_locked and summary.unfinished_part and run.read_pipeline()  # a running engine holds the lock too
     text = f"`moebox run` is working on {run.id}: {summary.unfinished_part}"
     refuse_if(working, text, hint="leave --run out, or wait until it has ended")

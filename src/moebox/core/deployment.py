@@ -28,6 +28,7 @@ class Deployment:
     known_checkpoint: Checkpoint | None = None
     notes: tuple[str, ...] = ()  # how the weights were recognised, if that needs an explanation
     running_version: str = ""  # of the installed engine, if that was detected
+    image_digest: str = ""  # of the image on this machine, whose tag may name another one later
 
     @classmethod
     def from_parts(

@@ -22,12 +22,14 @@ class EngineMetrics:
 
     source: str = ""
     counts_at_end: bool = False  # tokens are counted when a reply ends, so that a rate of 0 before that means nothing
+    log: tuple[str, ...] = ()  # patterns of its log; a named group adds its number to that counter, 1 if it is empty
     running: MetricNames = ()
     waiting: MetricNames = ()
     kv_use: MetricNames = ()
     preemptions_total: MetricNames = ()
     prompt_tokens_total: MetricNames = ()
     output_tokens_total: MetricNames = ()
+    output_seconds_total: MetricNames = ()
     drafted_total: MetricNames = ()
     drafts_total: MetricNames = ()
     accepted_total: MetricNames = ()

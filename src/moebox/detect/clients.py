@@ -3,10 +3,11 @@
 import contextlib
 import ipaddress
 import struct
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 from moebox.core.conditions import THROTTLE_REASONS
+from moebox.detect.conditions import HostSample
 from moebox.detect.nvml import load_nvml
 
 ESTABLISHED = "01"  # of /proc/net/tcp
@@ -35,12 +36,21 @@ def sample_connections(port: int, proc: Path = Path("/proc")) -> tuple[dict[str,
     if not connections:
         return {}, ""
     top, count = connections.most_common(1)[0]
-    share = count / connections.total()
-    return {
-        "unread_bytes": float(unread),
-        "clients": float(len(connections)),
-        "top_client_share": share,
-    }, slowest if unread else top
+    figures = {"unread_bytes": float(unread), "clients": float(len(connections))}
+    figures |= {"connections": float(connections.total()), "top_client_share": count / connections.total()}
+    return figures, slowest if unread else top
+
+
+def compare_hosts(before: HostSample, now: HostSample) -> tuple[dict[str, float], str]:
+    """Return the cores that the engine used between two samples, the share of others, and the largest of those."""
+    used: defaultdict[str, float] = defaultdict(float)
+    for pid, (name, seconds) in now.others.items():
+        if pid not in now.elsewhere:
+            used[name] += seconds - before.others.get(pid, (name, 0.0))[1]
+    own_s = max(now.ours_s - before.ours_s, 0.0)
+    share = max(now.busy - before.busy - own_s, 0.0) / max(now.total - before.total, 1e-9)
+    figures = {"other_cpu": min(share, 1.0), "engine_cpu": own_s / max(now.when - before.when, 1e-9)}
+    return figures, max(used, key=used.__getitem__, default="")
 
 
 def decode_address(text: str) -> str:

@@ -33,7 +33,7 @@ THROTTLED_SHARE = 0.05  # of the samples below which a reason is a blip
 
 
 @dataclass(frozen=True, slots=True)
-class _HostSample:
+class HostSample:
     when: float
     busy: float  # CPU seconds since boot, without idle, waiting for disks, and guests counted twice
     steal: float
@@ -46,7 +46,7 @@ class _HostSample:
     disk_read: int | None
 
 
-def read_host(roots: Iterable[int], proc: Path = Path("/proc")) -> _HostSample:
+def read_host(roots: Iterable[int], proc: Path = Path("/proc")) -> HostSample:
     """Read one sample of the CPUs that we may use; `roots` are processes that count as ours with all descendants."""
     roots = list(roots)
     cpus = allowed_cpus(roots)
@@ -81,7 +81,7 @@ def read_host(roots: Iterable[int], proc: Path = Path("/proc")) -> _HostSample:
     with contextlib.suppress(OSError, ValueError, IndexError):
         text = (proc / "vmstat").read_text()
         disk_read = int(text.split("\npgpgin ", 1)[1].split("\n", 1)[0]) * 1024
-    return _HostSample(
+    return HostSample(
         when=time.monotonic(),
         busy=user + nice + system + irq + softirq,
         steal=steal,
@@ -166,7 +166,7 @@ class ConditionsWatch:
         self._nvml = nvml
         self._handles: list[Any] = []
         self._gpus: list[_GpuSamples] = []
-        self._host: list[_HostSample] = []
+        self._host: list[HostSample] = []
         self._names: defaultdict[str, float] = defaultdict(float)
         self._peak = 0.0
         self._gap_s = 0.0

@@ -49,8 +49,6 @@ MIN_BANDWIDTH = 10**9  # one channel of DDR3 has ten times as much, so a unit wa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribedGpu:
-    """A GPU that the catalogue does not have."""
-
     like: str  # the nearest GPU that it has, with the same compute capability
     memory: str
     bandwidth: str

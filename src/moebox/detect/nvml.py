@@ -216,8 +216,7 @@ def _nvlink_lanes(nvml: Any, device: Any, other: Any) -> int:
 
 
 def _bus_id(nvml: Any, function: str, *arguments: Any) -> str:
-    info = query(nvml, None, function, *arguments)
-    return str(_decoded(getattr(info, "busId", ""))).lower()
+    return str(_decoded(getattr(query(nvml, None, function, *arguments), "busId", ""))).lower()
 
 
 def _decoded(value: Any) -> Any:

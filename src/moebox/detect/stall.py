@@ -142,7 +142,8 @@ class StallWatch:
             tree, used_cpu = self._look_at_processes()
             gpus = gpu_looks(tree, self._nvml)
             self._note_spin(gpus)
-            is_alive = not self._stopped and (used_cpu or self._shows_life(gpus))
+            shows_life = used_cpu or any(map(self._answers, ("/health", "/metrics"))) or any(gpu.busy for gpu in gpus)
+            is_alive = not self._stopped and shows_life
             if is_alive:
                 moved_at = time.monotonic()
                 if moved_at - progressed_at >= COUNT_SHARE * limits.spin_s and self._counts_progress():
@@ -182,9 +183,6 @@ class StallWatch:
         if before is None or not any(map(psutil.pid_exists, self._pids)):
             return tree, True
         return tree, used_s - before[0] > STILL_CORES * (now - before[1])
-
-    def _shows_life(self, gpus: list[GpuLook]) -> bool:
-        return any(map(self._answers, ("/health", "/metrics"))) or any(gpu.busy > 0 for gpu in gpus)
 
     def _counts_progress(self) -> bool:
         """True if the server's own counters of tokens and steps changed since the last look."""

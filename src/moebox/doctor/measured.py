@@ -126,7 +126,7 @@ def _pair_check(box: Box, step: dict[str, Any]) -> HostCheck:
         fix = f"peer copies corrupt data. {expectation('hang').fix}"
         return HostCheck(name=name, verdict="fail", found=found, expected="every byte equal", fix=fix)
     gpus = [box.gpus[number] for number in (a, b) if number < len(box.gpus)]
-    reference, kind = min((slot_rate(gpu) for gpu in gpus), default=0.0), "peer_copy"
+    reference, kind = min(map(slot_rate, gpus), default=0.0), "peer_copy"
     if link and link.kind == "nvlink":
         reference, kind = min(gpu.nvlink for gpu in gpus) / 2, "nvlink_copy"
     elif not step["p2p"]:

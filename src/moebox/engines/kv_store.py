@@ -24,7 +24,7 @@ def store_identity(deployment: Deployment) -> dict[str, str]:
         "kv": kv_type(recipe),
         "layout": " ".join(recipe.parallel.labels),  # ranks keep their own shares
         "connector": recipe.tiers.connector,
-        "image": runtime.image or runtime.preset,
+        "image": f"{runtime.image or runtime.preset} {deployment.image_digest}".strip(),
         "settings": hashlib.sha256(repr(settings).encode()).hexdigest()[:16],
     }
 

@@ -102,7 +102,7 @@ def bisect_versions(
     notify: Callable[[str], None],
 ) -> Bisection:
     """Find the first bad version. Raise AnswerIsNo if the good end is bad or the bad end is good."""
-    sources = [parse_source(end) for end in ends]
+    sources = list(map(parse_source, ends))
     builds = [each.source for each in installs.list_installs() if each.engine == sources[0].engine and each.source]
     tree = tree or (builds[-1] if builds else "")
     refuse_if(sources[0].engine != sources[1].engine, f"{ends[0]} and {ends[1]} are two engines")
@@ -128,8 +128,7 @@ def bisect_versions(
             return "skip", problem.message
         folder = run.path / f"{run.id}-{sum(map(len, state.marks.values())):02d}"
         folder.mkdir(exist_ok=True)
-        compare = CompareEffort(rounds=6, most_rounds=24, seed=random.randrange(10**6))
-        effort = UpgradeEffort(compare=compare)
+        effort = UpgradeEffort(compare=CompareEffort(rounds=6, most_rounds=24, seed=random.randrange(10**6)))
         result = try_upgrade(good, new, ("good", version), Run(folder), judges=judges, effort=effort, box=box)
         if result.outcome in ("keep", "no difference"):
             return "good", ""
@@ -148,7 +147,10 @@ def bisect_versions(
                     installs.remove_install(version)
             _require_ends(state)
     low, high = state.ends
-    changes = list_changes(tree, candidates[low], candidates[high]) if sources[0].kind == "build" else []
+    changes: list[str] = []
+    if sources[0].kind == "build":
+        commits = "..".join(parse_source(candidates[place]).version for place in (low, high))
+        changes = _run_git(tree, "log", "--oneline", "--no-decorate", commits).splitlines()
     state = dataclasses.replace(
         state,
         first_bad=candidates[high],
@@ -202,12 +204,6 @@ def list_releases(package: str) -> list[str]:
         text = f"the package index lists no release of {package}"
         raise ExternalError(text, hint="--between lists versions, oldest first")
     return found
-
-
-def list_changes(tree: str, good: str, bad: str) -> list[str]:
-    """The commits between two builds, one line each."""
-    first, last = parse_source(good).version, parse_source(bad).version
-    return _run_git(tree, "log", "--oneline", "--no-decorate", f"{first}..{last}").splitlines()
 
 
 def _run_git(tree: str, *words: str) -> str:

@@ -90,7 +90,7 @@ def calibrate(
 
     `longest`: the most tokens of one request, if the context allows more.
     """
-    work = _Calibrator(deploy_for_calibration(recipe), run, TimeBudget(budget_s=budget_s), notify)
+    work = Calibrator(deploy_for_calibration(recipe), run, TimeBudget(budget_s=budget_s), notify)
     work.longest = longest
     try:
         work.measure_depths(layers, patience_s)
@@ -100,21 +100,6 @@ def calibrate(
         work.save(final=False)
         raise
     return work.save(final=True)
-
-
-def measure_depth(
-    recipe: Recipe,
-    run: Run,
-    layers: int,
-    *,
-    known: Boot | None = None,
-    budget_s: float = BUDGET_S,
-    notify: Notify = lambda line: None,
-) -> Boot:
-    """Time a single boot at the points of `known`, to check a calibration from other depths."""
-    work = _Calibrator(deploy_for_calibration(recipe), run, TimeBudget(budget_s=budget_s), notify)
-    work.measure_boot(BootDepth(layers=layers), after=0, patience_s=PATIENCE_S, known=known)
-    return work.done[0]
 
 
 def deploy_for_calibration(recipe: Recipe) -> Deployment:
@@ -129,7 +114,7 @@ def deploy_for_calibration(recipe: Recipe) -> Deployment:
         raise Unsupported(f"cannot measure {recipe.name}: {problem.message}", hint=problem.hint) from None
 
 
-class _Calibrator:
+class Calibrator:
     def __init__(self, subject: Deployment, run: Run, clock: TimeBudget, notify: Notify) -> None:
         self.subject, self.run, self.clock, self.notify = subject, run, clock, notify
         self.done: list[Boot] = []

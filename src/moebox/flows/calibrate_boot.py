@@ -149,8 +149,7 @@ class BootMeasurement:
 
     def step_count(self, point: TimingPoint) -> int:
         """How many steps to decode at a point: about POINT_S, and at most its context, so that most is prompt."""
-        alike = [step.seconds for step in self.decode if step.batch <= point.batch]
-        pace = max(alike, default=self.pace_s)
+        pace = max((step.seconds for step in self.decode if step.batch <= point.batch), default=self.pace_s)
         least, most = STEP_LIMITS
         wanted = max(least, min(most, point.context, round(POINT_S / pace))) if pace else 2 * least
         room = self.longest - point.context - timing.lead_tokens(point.batch, point.context, self.chunk)
@@ -258,7 +257,6 @@ def warm_up(target: timing.TimedEngine, points: list[TimingPoint]) -> float:
 def time_points(
     work: BootMeasurement, target: timing.TimedEngine, points: list[TimingPoint], *, deadline: float, notify: Notify
 ) -> None:
-    """Time every point for which there is time."""
     for number, point in enumerate(points, 1):
         takes = work.estimate_prefill_s(point.context * max(point.batch, 1))
         needed = not work.looks and point.batch == 1  # nothing is known without the first step

@@ -197,7 +197,7 @@ def step_from_gaps(gaps: Sequence[float], *, batch: int, context: int) -> Decode
     """The typical step: the median over blocks, so that pauses of the server do not count."""
     bunch = bunch_size(gaps)
     parts = len(gaps) // BLOCK_STEPS if bunch == 1 else len(gaps) // max(BLOCK_STEPS, BUNCHES * bunch)
-    blocks = [statistics.fmean(block) for block in split_evenly(gaps, max(parts, BLOCKS if bunch == 1 else 1))]
+    blocks = list(map(statistics.fmean, split_evenly(gaps, max(parts, BLOCKS if bunch == 1 else 1))))
     seconds = statistics.median(blocks) or statistics.fmean(gaps)
     return DecodeStep(batch=batch, context=context, seconds=seconds, spread=relative_error(without_outliers(blocks)))
 
@@ -242,7 +242,7 @@ def shared_gaps(times: Sequence[Sequence[float]]) -> list[float]:
     for stream in times:
         inside = [at for at in stream if begin <= at <= end]
         gaps.append([later - sooner for sooner, later in itertools.pairwise(inside)])
-    return [statistics.fmean(step) for step in zip(*gaps, strict=False)]
+    return list(map(statistics.fmean, zip(*gaps, strict=False)))
 
 
 def split_evenly(values: Sequence[float], parts: int) -> list[Sequence[float]]:

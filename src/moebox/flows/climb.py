@@ -54,8 +54,7 @@ def climb(
     climber.save_table(ended=True)
     best = climber.best
     if best is None:
-        first = SettingStep(group="start").change
-        reason = climber.trials[0].why if climber.trials else climber.skipped[first]
+        reason = climber.trials[0].why if climber.trials else climber.skipped[SettingStep(group="start").change]
         raise AnswerIsNo(f"the recipe is not good at its first step: {reason}", hint=f"evidence in {run.path}")
     run.write_file(BEST_FILE, codec.to_toml(best.recipe))
     return ClimbResult(trials=tuple(climber.trials), best=best, passed_over=climber.skipped)

@@ -86,8 +86,6 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompareEffort:
-    """How much to ask and measure."""
-
     concurrency: tuple[int, ...] = (1, 4)
     questions: int = QUESTIONS
     rounds: int = ROUNDS

@@ -9,8 +9,9 @@ from moebox.core import catalogue
 
 HOLDS_SHARE = 0.8  # of the samples of a window that have the figure
 KNOWN_SHARE = 0.4  # of all samples of a window
+MIN_KNOWN, MAX_WINDOWS = 6, 5  # samples with the figure, from so many windows, if fewer of one have it
+ABSENT = "absent"
 MIN_USUAL = 10  # samples before the window, without which nothing is usual
-CLIENT_FIGURES = ("unread_bytes", "top_client_share")
 COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
@@ -26,8 +27,7 @@ class MetricsLook:
     at: float
     answered: bool
     figures: dict[str, float] = field(default_factory=dict)
-    client: str = ""  # the address that the figures about clients are about
-    user: str = ""  # the one with the most tokens
+    about: dict[str, str] = field(default_factory=dict)  # the client, user or program that a figure is about
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,47 +52,39 @@ class Diagnosis:
         return f"{self.rule.cause} ({self.evidence}); change: {self.rule.change}; `{self.rule.command}`"
 
 
-def load_rules() -> tuple[Rule, ...]:
-    return catalogue.table_rows(Rule, "diagnoses", "rule")
-
-
 def diagnose(looks: Sequence[MetricsLook]) -> list[Diagnosis]:
     """Return the causes that the newest samples show."""
     looks, found = list(looks), []
-    for rule in load_rules():
+    for rule in catalogue.table_rows(Rule, "diagnoses", "rule"):
         begin = looks[-1].at - rule.for_s
-        window = [look for look in looks if look.at >= begin] if rule.for_s else looks[-1:]
-        before = [look for look in looks if look.at < begin]
         if rule.for_s and looks[0].at > begin:
             continue  # not watched for so long yet
-        evidence = [judge_condition(condition, window, before) for condition in rule.when]
+        size = sum(look.at >= begin for look in looks) if rule.for_s else 1
+        evidence = [judge_condition(condition, looks, size) for condition in rule.when]
         if all(evidence):
-            names, last = {name for name, _, _ in rule.when}, window[-1]
-            if last.client and not names.isdisjoint(CLIENT_FIGURES):
-                evidence.append(f"client {last.client}")
-            if last.user and "top_user_share" in names:
-                evidence.append(f"user {last.user}")
-            found.append(Diagnosis(rule=rule, evidence=", ".join(evidence)))
+            evidence += [looks[-1].about.get(name, ABSENT) for name, _, _ in rule.when]
+            found.append(Diagnosis(rule=rule, evidence=", ".join(each for each in evidence if each != ABSENT)))
     return found
 
 
-def judge_condition(
-    condition: tuple[str, str, float], window: Sequence[MetricsLook], before: Sequence[MetricsLook]
-) -> str:
-    """Return the evidence of a condition that holds, or ""."""
+def judge_condition(condition: tuple[str, str, float], looks: Sequence[MetricsLook], size: int) -> str:
+    """Return the evidence of a condition that holds in the window of the newest `size` samples, or ""."""
     name, comparison, value = condition
-    values = [look.figures[name] for look in window if name in look.figures]
-    if comparison == "absent":
-        return "" if values else f"no {name}"
+    values = [look.figures[name] for look in looks[-size:] if name in look.figures]
+    if comparison == ABSENT:
+        return "" if values else ABSENT
+    if 0 < len(values) < KNOWN_SHARE * size:  # few replies end in a window: those of some windows before it count too
+        values = [look.figures[name] for look in looks[-MAX_WINDOWS * size :] if name in look.figures][-MIN_KNOWN:]
+    if len(values) < min(MIN_KNOWN, KNOWN_SHARE * size) or not values:
+        return ""
     usual = ""
     if comparison.startswith("x"):
-        earlier = [look.figures[name] for look in before if name in look.figures]
+        earlier = [look.figures[name] for look in looks if name in look.figures][: -len(values)]
         if len(earlier) < MIN_USUAL:
             return ""
         median = statistics.median(earlier)
         value, usual = value * median, f", usually {median:.3g}"
     holds = COMPARISONS[comparison.removeprefix("x")]
-    known = len(values) >= max(1.0, KNOWN_SHARE * len(window))  # no request ended in some samples
-    if not known or sum(holds(each, value) for each in values) < HOLDS_SHARE * len(values):
+    if sum(holds(each, value) for each in values) < HOLDS_SHARE * len(values):
         return ""
     return f"{name.replace('_', ' ')} {statistics.fmean(values):.3g}{usual}"

@@ -45,11 +45,6 @@ class FleetBenchStep:
     router_cpu_ms_per_request: float
     client_limited: bool
 
-    @property
-    def added_ttft_ms(self) -> float:
-        """TTFT that the router adds to a single request."""
-        return self.routed_ttft_ms - self.direct_ttft_ms
-
 
 def bench_fleet(
     record: FleetRecord, sizes: tuple[int, ...], load: FleetLoad, *, notify: Notify = lambda _: None

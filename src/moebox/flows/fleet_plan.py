@@ -15,7 +15,7 @@ from moebox.engines import check_recipe, memory_budget
 from moebox.errors import BadInput
 from moebox.fleet.cost import Cost, Prices, fleet_cost
 from moebox.fleet.file import Fleet, recipe_path
-from moebox.fleet.simulate import BoxModel, FleetOutcome, FleetQuestion, simulate_fleet
+from moebox.fleet.simulate import BoxModel, FleetOutcome, FleetQuestion
 from moebox.fleet.size import MAX_BOXES, SizedFleet, size_fleet
 from moebox.flows import boxes, recipes
 from moebox.planner.choose import choose_plan
@@ -141,11 +141,6 @@ def plan_fleet(
     return FleetPlan(question=question, workload=workload, answers=tuple(answers), refused=refused)
 
 
-def with_listed_fleet(found: FleetPlan, listed: list[FleetCandidate]) -> FleetPlan:
-    """Add the simulated fleet as its file lists it; boxes may differ."""
-    return replace(found, listed=simulate_fleet([candidate.model for candidate in listed], found.question))
-
-
 def plan_document(found: FleetPlan) -> dict[str, object]:
     question = found.question
     return {
@@ -155,7 +150,7 @@ def plan_document(found: FleetPlan) -> dict[str, object]:
         "slo": codec.to_plain(question.slo),
         "policy": question.policy,
         "virtual_s": question.seconds,
-        "answers": [answer_row(answer) for answer in found.answers],
+        "answers": list(map(answer_row, found.answers)),
         "refused": found.refused,
         "listed": None if found.listed is None else outcome_row(found.listed),
     }

@@ -14,8 +14,6 @@ from moebox.serve.keys import find_key
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberRecord:
-    """One member that was started or found."""
-
     name: str
     base_url: str
     engine: str
@@ -61,8 +59,7 @@ class FleetRecord:
     def key(self, variable: str) -> str | None:
         """The key in a variable, or the one that moebox made for the servers of this fleet that use it."""
         parts = ((self.router.key_env, self.base_url), *((each.key_env, each.base_url) for each in self.members))
-        found = (find_key(variable, url) for named, url in parts if named == variable)
-        return next(filter(None, found), None)
+        return next(filter(None, (find_key(variable, url) for named, url in parts if named == variable)), None)
 
     def endpoint(self) -> Endpoint:
         """The router's endpoint, with the members' engine and context."""

@@ -200,8 +200,7 @@ def _find_member(member: Member, model: str) -> MemberRecord:
     if model not in served:
         names = ", ".join(served) or "nothing"
         raise BadInput(f"{member.name}: {member.url} serves {names}, the fleet {model}")
-    listed = served[model]
-    context = member.context or int(loose.get_number(listed, "max_model_len", "meta.n_ctx") or 0)
+    context = member.context or int(loose.get_number(served[model], "max_model_len", "meta.n_ctx") or 0)
     return MemberRecord(
         name=member.name, base_url=endpoint.base_url, engine=member.engine, context=context, key_env=member.key_env
     )
@@ -258,7 +257,6 @@ def start_router(
 
 
 def answers_chat(endpoint: Endpoint) -> bool:
-    """Whether a chat of one token is answered."""
     body = {"model": endpoint.model, "messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 1}
     url = f"{endpoint.base_url}/chat/completions"
     return http.post_json(url, body, headers=endpoint.headers, timeout_s=ASK_S).ok

@@ -148,7 +148,6 @@ SHORT_JOBS = 2  # errands, for the phantom
 
 
 def run_tasks(endpoint: Endpoint, run: Run, *, short: bool, notify: Notify) -> TaskRun:
-    """Run the jobs that have no result yet."""
     options = runner.TaskOptions(parallel=PARALLEL, budget_s=60.0 if short else BUDGET_S)
     worker = runner.OwnAgent(ReplySettings(endpoint=endpoint))
     task_run = load_task_run(run)

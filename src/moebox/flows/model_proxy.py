@@ -302,7 +302,7 @@ def read_usage(raw: bytes | bytearray) -> Document:
 def block_ids(body: Json, salt: bytes) -> list[int]:
     """Numbers of a prompt's blocks: equal beginnings have equal numbers, and no text can be read from them."""
     parts = ("tools", "system", "instructions", "messages", "prompt", "input")
-    text = json.dumps([body.get(part) for part in parts], sort_keys=True)
+    text = json.dumps(list(map(body.get, parts)), sort_keys=True)
     chain, found = hashlib.sha256(salt), []
     for start in range(0, len(text), BLOCK_CHARS):
         chain.update(text[start : start + BLOCK_CHARS].encode())

@@ -46,5 +46,4 @@ def sweep_caps(runner: TrialRunner, recipe: Recipe) -> tuple[tuple[CapMeasuremen
         )
         for cap, speed, watts in rows[:-1]
     )
-    cheap = [row.cap_w for row in found[1:] if row.gain and row.gain.low >= COST]
-    return found, min(cheap, default=steps[0])
+    return found, min((row.cap_w for row in found[1:] if row.gain and row.gain.low >= COST), default=steps[0])

@@ -47,7 +47,6 @@ def saved_recipes_dir() -> Path:
 
 
 def saved_recipes() -> dict[str, Path]:
-    """The user's own recipes, by name."""
     return {path.stem: path for path in sorted(saved_recipes_dir().glob("*.toml"))}
 
 
@@ -93,8 +92,7 @@ def change_recipe(recipe: Recipe, settings: Sequence[str]) -> Recipe:
     """Return a recipe with settings (path=value) changed; `speculate=METHOD` takes what is known of that draft."""
     for text in settings:
         path, value = split_setting(text)
-        draft = path == "speculate"
-        recipe = with_setting(recipe, path, value) if draft else apply_settings(recipe, [text])
+        recipe = with_setting(recipe, path, value) if path == "speculate" else apply_settings(recipe, [text])
     if settings:
         validation.validate_recipe(recipe)
     return recipe

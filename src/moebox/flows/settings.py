@@ -44,7 +44,6 @@ def with_setting(recipe: Recipe, path: str, value: Any) -> Recipe:
 
 
 def current_value(recipe: Recipe, path: str) -> Any:
-    """The value of a setting, or None if it is not set."""
     if path == "speculate":
         return recipe.speculate.method if recipe.speculate else "none"
     return codec.to_plain(get_setting(recipe, path))

@@ -20,8 +20,6 @@ MAX_REPLY = 96  # tokens
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoakResult:
-    """What became of the requests."""
-
     requests: int
     cancelled: int
     failures: tuple[str, ...] = ()

@@ -87,7 +87,7 @@ class TrialRunner:
         document = {
             "ended": ended,
             "best": self.best.number if self.best else None,
-            "steps": [codec.to_plain(trial) for trial in self.trials],
+            "steps": list(map(codec.to_plain, self.trials)),
             "passed_over": self.skipped,
         }
         self.run.write_json(TABLE_FILE, document)

@@ -329,8 +329,7 @@ class Tuner(TrialRunner):
         except MoeboxError as problem:
             return replace(trial, kept=False, why=f"could not be compared with the start: {problem.message}")
         gain = bracketing_gain(samples[0], samples[1], samples[2])
-        step = SettingStep(group="tune")
-        kept, why = decide_trial(step, replace(trial, gain=gain), start)
+        kept, why = decide_trial(SettingStep(group="tune"), replace(trial, gain=gain), start)
         is_better = kept and gain is not None and gain.low > 0
         return replace(trial, gain=gain, kept=is_better, why=why, samples=samples[1], again=samples[2])
 

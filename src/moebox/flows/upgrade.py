@@ -50,8 +50,6 @@ MOST_WORDS = 2048
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judges:
-    """What an upgrade or bisection is judged by."""
-
     checks: tuple[str, ...] = CHECK_NAMES
     soak: bool = True
     answers: bool = True
@@ -354,7 +352,10 @@ def _compare_sides(old: Recipe, new: Recipe, result: UpgradeResult, run: Run, tr
         return dataclasses.replace(result, reasons=(problem.message,), sides=trial.sides)
     found = compare_sides(a, b)
     run.write_json("compare.json", {"comparison": found, "sides": (a, b), "seed": compare.seed})
-    drift = None if together or not a.paces else second_half_change(a.paces[0].tok_s)
+    drift = None
+    if a.paces and not together:  # the second half's mean compared with the first's
+        rounds, half = a.paces[0].tok_s, (len(a.paces[0].tok_s) + 1) // 2
+        drift = (sum(rounds[half:]) / max(1, len(rounds) - half)) / (sum(rounds[:half]) / half) - 1
     outcome, reasons = decide_upgrade(found, trial.sides, judges)
     notes = tuple(f"disturbed: {line}" for line in watch.result().disturbances()) if found.gains else ()
     if outcome == "undecided" and notes:
@@ -365,12 +366,6 @@ def _compare_sides(old: Recipe, new: Recipe, result: UpgradeResult, run: Run, tr
     return dataclasses.replace(
         result, outcome=outcome, reasons=reasons, notes=notes, gains=found.gains, sides=trial.sides, drift=drift
     )
-
-
-def second_half_change(rounds: Sequence[float]) -> float:
-    """By what share the mean of the second half differs from that of the first."""
-    half = (len(rounds) + 1) // 2
-    return (sum(rounds[half:]) / max(1, len(rounds) - half)) / (sum(rounds[:half]) / half) - 1
 
 
 def decide_upgrade(found: Comparison, sides: dict[str, ProvenSide], judges: Judges) -> tuple[Outcome, tuple[str, ...]]:

@@ -23,10 +23,11 @@ from moebox.core import metrics
 from moebox.core.endpoint import Endpoint
 from moebox.core.metrics import parse_prometheus
 from moebox.core.verdict import CheckVerdict
-from moebox.detect.clients import sample_connections, sample_throttling
-from moebox.detect.conditions import server_processes
+from moebox.detect.clients import compare_hosts, sample_connections, sample_throttling
+from moebox.detect.conditions import HostSample, read_host, server_processes
 from moebox.escape import one_line
 from moebox.flows.diagnose import MetricsLook, diagnose
+from moebox.serve.tail import LogTail
 from moebox.units import format_count, format_percent, format_seconds
 from moebox.verify.options import VerifyOptions
 from moebox.verify.runner import run_checks
@@ -35,6 +36,7 @@ KEPT = 900  # looks kept: half an hour at one every two seconds
 DELIVERY_S = 10.0  # for a webhook or a command
 HISTORY_S = 10.0  # between two samples that are kept in the run folder
 CANARY = "canary "  # begins the names of alerts about checks
+FEW, LEAST_CPU = 3, 0.05  # connections, and cores: an engine with more of both is busy, not hung
 GONE_LOOKS = 3  # looks without an answer before an endpoint counts as gone
 CANARIES = ("plain", "arithmetic", "streaming", "tools")  # cheap checks, in turn
 TIMES = ("ttft", "tpot", "e2e", "queue")  # histograms, shown as the mean since the last look
@@ -42,7 +44,9 @@ GAUGES = ("running", "waiting", "kv_use", "accept_length", "cache_hit_rate")
 SHARES = {"cache_hit_rate": ("prefix_hits_total", "prefix_queries_total")}  # of counters, if there is no gauge
 SHARES |= {
     "accept_length": ("accepted_total", "drafts_total"),
+    "accept_share": ("accepted_total", "drafted_total"),
     "prompt_length": ("prompt_tokens_total", "finished_total"),
+    "tpot": ("output_seconds_total", "output_tokens_total"),
 }
 RATES = ("prompt_tokens_total", "output_tokens_total", "preemptions_total", "finished_total")
 
@@ -85,30 +89,42 @@ class EndpointWatcher:
 
     def __init__(self, endpoint: Endpoint, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.endpoint, self.clock = endpoint, clock
+        self.label = f"{endpoint.model} at {endpoint.server_url.partition('://')[2]}"
         self.looks: deque[MetricsLook] = deque(maxlen=KEPT)
         self.alerts: list[Alert] = []
         self.canaries: list[Canary] = []
         self._counters: dict[str, float] = {}
         self._at = 0.0
         self._raised: set[str] = set()
-        self._is_local: bool | None = None
+        self._processes: frozenset[int] | None = None
+        self._host: HostSample | None = None
+        engine, log = metrics.all_engine_metrics().get(endpoint.engine), Path(endpoint.log)
+        self._log_patterns = engine.log if engine and endpoint.log else ()
+        self._log, self._log_text = LogTail(log, start=log.stat().st_size if log.is_file() else 0), ""
         self._canary_thread: threading.Thread | None = None
 
     def look_once(self) -> MetricsLook:
         """Poll once, store the figures, and update the alerts."""
         reply = http.get(f"{self.endpoint.server_url}/metrics", headers=self.endpoint.headers, timeout_s=5.0)
         if not reply.ok:  # an endpoint without /metrics: check that it answers
-            alive = http.get(f"{self.endpoint.base_url}/models", headers=self.endpoint.headers, timeout_s=5.0).ok
-            look = MetricsLook(at=self.clock(), answered=alive)
+            other = http.get(f"{self.endpoint.base_url}/models", headers=self.endpoint.headers, timeout_s=5.0)
+            figures = {"mute": float(not other.status and "[Errno" not in other.text)}
+            if other.ok and not reply.status and self._counters:  # engines that answer /metrics between two steps
+                figures["stalled_requests"] = 1.0
+            look = MetricsLook(at=self.clock(), answered=other.ok, figures=figures)
         else:
             figures, (users, user) = self.derive_figures(parse_prometheus(reply.text)), user_figures(reply.text)
-            look = MetricsLook(at=self.clock(), answered=True, figures=figures | users, user=user)
-        if self._is_local is None:  # a server of this machine, so that its connections and GPUs are seen
-            self._is_local = bool(server_processes(self.endpoint.server_url))
-        if self._is_local:
-            port = urllib.parse.urlsplit(self.endpoint.server_url).port or 80
-            clients, client = sample_connections(port)
-            look = replace(look, figures={**look.figures, **clients, **sample_throttling()}, client=client)
+            about = {"top_user_share": f"user {user}"}
+            look = MetricsLook(at=self.clock(), answered=True, figures=figures | users, about=about)
+        if self._processes is None or not look.answered:  # of this machine, if its connections and GPUs can be seen
+            self._processes = server_processes(self.endpoint.server_url) or frozenset()
+        if self._processes:
+            clients, client = sample_connections(urllib.parse.urlsplit(self.endpoint.server_url).port or 80)
+            before, self._host = self._host, read_host(self._processes)
+            others, program = compare_hosts(before, self._host) if before else ({}, "")
+            figures = {**look.figures, **clients, **sample_throttling(), **others}
+            about = dict.fromkeys(("unread_bytes", "top_client_share"), f"client {client}")
+            look = replace(look, figures=figures, about=look.about | about | {"other_cpu": f"most of it {program}"})
         self.add_look(look)
         return look
 
@@ -117,7 +133,17 @@ class EndpointWatcher:
         self.looks.append(look)
         recent = list(self.looks)[-GONE_LOOKS:]
         gone = len(recent) == GONE_LOOKS and not any(each.answered for each in recent)
-        found = {"gone": f"{self.endpoint.server_url} does not answer"} if gone else {}
+        found = {}
+        if gone:
+            name, why = "gone", "at all: the engine has ended"
+            change = "a service restarts it: `moebox up RECIPE --service`"
+            if all(each.figures.get("mute") for each in recent):
+                name, why = "hung", "in time: the engine hangs, or its process is stopped"
+                counts = [each.figures.get("connections", 0.0) for each in recent]
+                if min(counts) > FEW and all(each.figures.get("engine_cpu", 0.0) > LEAST_CPU for each in recent):
+                    name, why = "queue", f"in time and computes: {counts[-1]:.0f} connections hold all its threads"
+                    change = "change: fewer clients at once, or max_seqs; `moebox up RECIPE --set max_seqs=N`"
+            found[name] = f"{self.endpoint.server_url} does not answer {why}; {change}"
         for diagnosis in diagnose(self.looks):
             found.setdefault(diagnosis.rule.name, diagnosis.text)
         canaries = {name for name in self._raised if name.startswith(CANARY)}
@@ -133,11 +159,14 @@ class EndpointWatcher:
         self._at = now
         figures = {figure: value for figure, value in pick_metrics(shown).items() if figure in GAUGES}
         growths: dict[str, float] = {}
-        for name in (*RATES, *(part for parts in SHARES.values() for part in parts if part not in RATES)):
+        for name in {*RATES, *(part for parts in SHARES.values() for part in parts)}:
             growth = self._counter_growth(shown, metrics.find_metric(name, shown), passed)
             if growth is not None:
                 growths[name] = growth
         figures |= {f"{name.removesuffix('_total')}_s": growths[name] / passed for name in RATES if name in growths}
+        growths |= (logged := self._read_log())
+        if self._log_patterns:
+            figures["context_full"] = logged.get("context_full", 0.0)
         for name, (part, whole) in SHARES.items():
             if name not in figures and part in growths and growths.get(whole):
                 figures[name] = growths[part] / growths[whole] + (name == "accept_length")  # the engine's own token too
@@ -150,6 +179,17 @@ class EndpointWatcher:
             if total is not None and count:
                 figures[name] = total / count
         return figures
+
+    def _read_log(self) -> dict[str, float]:
+        """What the engine's log adds to counters that its metrics do not have."""
+        growths: dict[str, float] = {}
+        while self._log_patterns and (data := self._log.read_new()):
+            self._log_text += data.decode("utf-8", "replace")
+        text, _, self._log_text = self._log_text.rpartition("\n")
+        for match in (match for pattern in self._log_patterns for match in re.finditer(pattern, text)):
+            for name, number in match.groupdict().items():
+                growths[name] = growths.get(name, 0.0) + float(number or 1)
+        return growths
 
     def _counter_growth(self, shown: dict[str, float], metric: str, passed: float) -> float | None:
         """The growth of a counter, or None on the first look and after the engine restarted."""
@@ -209,12 +249,14 @@ def user_figures(text: str) -> tuple[dict[str, float], str]:
 class AlertSender:
     """Sends alerts to a webhook (a URL, JSON by POST) or a command (JSON on its standard input)."""
 
-    def __init__(self, receiver: str, model: str, report: Callable[[str], None]) -> None:
-        self.receiver, self.model, self.report = receiver, model, report
+    def __init__(self, receiver: str, report: Callable[[str], None]) -> None:
+        self.receiver, self.report = receiver, report
 
-    def send(self, alert: Alert) -> None:
-        """Deliver one alert; a receiver that fails is reported in one line."""
-        document = {"name": alert.name, "text": alert.text, "model": self.model}
+    def send(self, alert: Alert, endpoint: Endpoint) -> None:
+        """Deliver one alert, if there is a receiver; one that fails is reported in one line."""
+        if not self.receiver:
+            return
+        document = {"name": alert.name, "text": alert.text, "model": endpoint.model, "url": endpoint.base_url}
         problem = ""
         if self.receiver.startswith(("http://", "https://")):
             reply = http.post_json(self.receiver, document, timeout_s=DELIVERY_S)
@@ -240,11 +282,15 @@ class WatchHistory:
 
     def __init__(self, folder: Path, *, limit: int = 32 * 2**20) -> None:
         self.path, self.limit = folder / "watch.jsonl", limit
-        self.next_at = 0.0
+        self.next_at, self.alerts = 0.0, 0
 
-    def add(self, look: MetricsLook, alerts: Sequence[Alert]) -> None:
-        """Append new alerts, and a sample every ten seconds. A full disk loses them and stops nothing."""
-        rows: list[dict[str, object]] = [{"alert": alert.name, "text": alert.text} for alert in alerts]
+    def add(self, look: MetricsLook, alerts: Sequence[Alert]) -> Sequence[Alert]:
+        """Append new alerts, and a sample every ten seconds. A full disk loses them and stops nothing.
+
+        Return the alerts that are new.
+        """
+        new, self.alerts = alerts[self.alerts :], max(self.alerts, len(alerts))
+        rows: list[dict[str, object]] = [{"alert": alert.name, "text": alert.text} for alert in new]
         if look.at >= self.next_at:
             self.next_at = look.at + HISTORY_S
             rows.insert(
@@ -255,3 +301,4 @@ class WatchHistory:
                 self.path.replace(f"{self.path}.1")
             with open(self.path, "a", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
                 file.writelines(json.dumps({"time": round(time.time(), 1), **row}) + "\n" for row in rows)
+        return new

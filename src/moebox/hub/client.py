@@ -97,7 +97,7 @@ def list_repository(repo: str, revision: str = "") -> HubListing:
             listed.append(file)
         if not re.fullmatch(r"[0-9a-f]{40}", found.sha or "") or len(listed) > MAX_FILES:
             raise ExternalError(f"{repo}: the Hub replied without a commit, or with more than {MAX_FILES:,} files")
-        tags = tuple(str(tag) for tag in found.tags or ())
+        tags = tuple(map(str, found.tags or ()))
         return HubListing(repo=repo, revision=revision, commit=str(found.sha), files=tuple(listed), tags=tags)
 
 

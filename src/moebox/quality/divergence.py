@@ -96,7 +96,7 @@ def summarize_by(
     rows: Sequence[PositionDivergence], group: Callable[[PositionDivergence], str]
 ) -> tuple[QualityFigures, ...]:
     """Figures of each group, in the order of appearance."""
-    names = dict.fromkeys(group(row) for row in rows)
+    names = dict.fromkeys(map(group, rows))
     return tuple(summarize_rows(name, [row for row in rows if group(row) == name]) for name in names)
 
 

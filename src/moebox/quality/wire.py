@@ -77,7 +77,7 @@ def parse_prompt_reply(dialect: Dialect, reply: object, ids: Sequence[int]) -> l
                 found.append(NextToken(depth=depth, token=ids[depth], top=_sort_known(values)))
         return found
     logprobs = get_object(choice, "logprobs")
-    tokens, own, tops = (logprobs.get(key) for key in ("tokens", "token_logprobs", "top_logprobs"))
+    tokens, own, tops = map(logprobs.get, ("tokens", "token_logprobs", "top_logprobs"))
     if not (isinstance(tokens, list) and isinstance(own, list) and isinstance(tops, list)):
         return []
     for depth, (token, mine, row) in enumerate(zip(tokens, own, tops, strict=False)):

@@ -34,8 +34,6 @@ CANCEL_SIGNALS = (("SIGTERM", 3.0), ("SIGKILL", 2.0))
 
 
 class RankCommandJson(TypedDict):
-    """conduct.RankCommand as JSON."""
-
     argv: list[str]
     env: dict[str, str]
     other_names: list[str]

@@ -147,7 +147,6 @@ def _stream_events(url: str, headers: Mapping[str, str], body: Json, timeout_s: 
 
 
 def _event_data(url: str, blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """The data of every event that has any."""
     until = time.monotonic() + MAX_REPLY_S
     parser = EventParser()
     for block in blocks:

@@ -51,8 +51,7 @@ class DummyTensor:
 
 def block_sizes() -> dict[int, tuple[int, int]]:
     """Elements and bytes of a block, by type."""
-    types = catalogue.load_table("ggml")["types"]
-    return {row["id"]: (row["weights"], row["bytes"]) for row in types.values()}
+    return {row["id"]: (row["weights"], row["bytes"]) for row in catalogue.load_table("ggml")["types"].values()}
 
 
 def ggml_type(quant: str) -> int | None:

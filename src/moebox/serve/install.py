@@ -136,8 +136,7 @@ class Installer:
         final = installs.install_folder(source.engine, version)
         for script in (self.part / "bin").iterdir():  # their first line names the interpreter in the part folder
             if script.is_file() and not script.is_symlink():
-                content = script.read_bytes()
-                script.write_bytes(content.replace(str(self.part).encode(), str(final).encode()))
+                script.write_bytes(script.read_bytes().replace(str(self.part).encode(), str(final).encode()))
         return InstalledEngine(engine=source.engine, version=version, kind="package", tool="uv" if uv else "pip")
 
     def build(self, tree: str, gpus: Sequence[Gpu]) -> InstalledEngine:

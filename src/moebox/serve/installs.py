@@ -122,8 +122,7 @@ def list_images() -> list[InstalledEngine]:
     """Images of known engines that docker or podman hold."""
     found = []
     for tool in filter(shutil.which, CONTAINER_TOOLS):
-        columns = "{{.Repository}}\t{{.Tag}}\t{{.Digest}}"
-        argv = [tool, "images", "--digests", "--format", columns]
+        argv = [tool, "images", "--digests", "--format", "{{.Repository}}\t{{.Tag}}\t{{.Digest}}"]
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             done = subprocess.run(
                 argv, capture_output=True, text=True, timeout=LIST_WAIT_S, check=False, env=chosen_environment()
@@ -139,7 +138,6 @@ def list_images() -> list[InstalledEngine]:
 
 
 def live_users(install: InstalledEngine) -> list[str]:
-    """Ids of live engines that run on an installation."""
     users = []
     for instance in state.list_instances():
         with contextlib.suppress(BadInput, OSError):

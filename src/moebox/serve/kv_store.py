@@ -44,6 +44,8 @@ def prepare_store(deployment: Deployment) -> Path | None:
     folder, identity = Path(store_folder(deployment)), store_identity(deployment)
     if weights := weights_digest(deployment):  # those under the same path may be others by now
         identity["bytes"] = weights
+    if digest := preflight.image_digest(deployment):  # pulled since the folder was named, or again under the same tag
+        identity["image digest"] = digest
     try:
         files.make_private_folder(folder)
         record = read_record(folder)

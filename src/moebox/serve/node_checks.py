@@ -165,8 +165,7 @@ def _agent_replies(config: ConductorConfig, mode: str, **more: object) -> list[J
                 replies[int(reply["rank"])] = reply
     for rank, name in enumerate(config.names):
         if rank not in replies:
-            output_text = outputs[rank if len(agents) > 1 else 0]
-            text = f"{name} does not answer: {last_line(output_text)}"
+            text = f"{name} does not answer: {last_line(outputs[rank if len(agents) > 1 else 0])}"
             raise ExternalError(text, hint=f"try it by hand: {shlex.join(config.agent_argvs[0][:2])} …")
     return [replies[rank] for rank in range(len(config.names))]
 

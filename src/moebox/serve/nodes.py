@@ -83,8 +83,7 @@ def read_hosts(path: Path) -> tuple[NodeAddress, ...]:
     for number, line in enumerate(codec.read_text(path).splitlines(), 1):
         words = line.partition("#")[0].split()
         if words:
-            what = "a node is a name and, if it differs, its address"
-            text = f"{path}: line {number}: {what}"
+            text = f"{path}: line {number}: a node is a name and, if it differs, its address"
             refuse_if(len(words) > 2 or not all(map(HOST.fullmatch, words)), text, hint="n1 10.0.0.1")
             node = NodeAddress(name=words[0], address=words[-1].rpartition("@")[2])
             refuse_if(node.name in nodes, f"{path}: {node.name} is listed twice")

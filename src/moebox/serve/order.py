@@ -63,7 +63,8 @@ def prepare_launch(deployment: Deployment, *, name: str = "") -> PreparedLaunch:
     engines.check_recipe(deployment)  # invalid settings, flags that the engine does not have
     engines.require_weights_file(deployment)
     if recipe.tiers.disk_gib:  # the store belongs to the version that runs
-        deployment = dataclasses.replace(deployment, running_version=preflight.running_version(deployment))
+        version, digest = preflight.running_version(deployment), preflight.image_digest(deployment)
+        deployment = dataclasses.replace(deployment, running_version=version, image_digest=digest)
     launch = engines.build_launch(deployment)
     argv = engines.launch_command(deployment, launch, run=name, home=str(Path.home()))
     if recipe.runtime.kind == "embedded":
@@ -93,8 +94,7 @@ def with_fetched_file(deployment: Deployment) -> Deployment:
     folder = find_snapshot(checkpoint.repo, deployment.revision)
     path = folder / checkpoint.file if folder else None
     if path and path.is_file() and not preflight.missing_shards(path):
-        found = dataclasses.replace(checkpoint, path=str(path))
-        return dataclasses.replace(deployment, known_checkpoint=found)
+        return dataclasses.replace(deployment, known_checkpoint=dataclasses.replace(checkpoint, path=str(path)))
     if recipe.runtime.kind == "embedded" or deployment.revision:  # llama.cpp would download the default branch
         hint = f"`moebox fetch {recipe.checkpoint}` fetches it; `moebox run` offers to"
         raise ExternalError(f"{checkpoint.file} of {checkpoint.repo} is not in the Hub's cache", hint=hint)

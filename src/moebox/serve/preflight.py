@@ -23,6 +23,7 @@ from moebox.core.plan import Launch
 from moebox.core.recipe import Recipe
 from moebox.core.traits import LAST_PORT, Traits
 from moebox.detect.health import DISK_BYTES, measure_read_rate
+from moebox.engines.assemble import image_name
 from moebox.engines.engine import load_engine
 from moebox.engines.flags import newest_version
 from moebox.engines.refusals import PATCHABLE_SYMPTOMS
@@ -142,12 +143,11 @@ def missing_shards(path: Path) -> list[str]:
             shards = get_path(codec.load_json(index), "weight_map")
             if not isinstance(shards, dict):
                 raise BadInput(f"{index}: has no weight_map")
-            names |= {str(name) for name in shards.values()}
+            names |= set(map(str, shards.values()))
     return [name for name in sorted(names) if not is_nonempty_file(folder / name)]
 
 
 def check_engine(deployment: Deployment, argv: tuple[str, ...]) -> None:
-    """Raise if the engine is not installed."""
     recipe, traits = deployment.recipe, deployment.engine
     if recipe.runtime.kind == "embedded":
         refuse_if(not traits.embedded, f"{traits.title} does not run embedded")
@@ -184,11 +184,9 @@ def version_command(python: str, package: str) -> list[str]:
 
 
 def engine_version(traits: Traits, argv: tuple[str, ...]) -> str:
-    """The installed version, or "" if it is unknown."""
     if traits.package:
         return command_output(version_command(find_interpreter(argv[0]), traits.package))
-    text = command_output([argv[0], "--version"])
-    match = re.search(r"version:\s*(\d+)", text)
+    match = re.search(r"version:\s*(\d+)", command_output([argv[0], "--version"]))
     return f"b{match.group(1)}" if match else ""
 
 
@@ -199,6 +197,14 @@ def running_version(deployment: Deployment) -> str:
         return engine_version(deployment.engine, load_engine(recipe.engine).entry_command(recipe))
     embedded = version_command(sys.executable, "xllamacpp")
     return command_output(embedded) if recipe.runtime.kind == "embedded" else ""
+
+
+def image_digest(deployment: Deployment) -> str:
+    """The digest of the image that a container engine starts from, or "" if it is not on this machine yet."""
+    tool = deployment.recipe.runtime.kind
+    if tool not in ("docker", "podman"):
+        return ""
+    return command_output([tool, "image", "inspect", "--format", "{{.Id}}", image_name(deployment)])
 
 
 def check_kernels(deployment: Deployment, argv: tuple[str, ...], detect_box: Callable[[], Box] | None) -> None:
@@ -261,7 +267,6 @@ def check_port(host: str, number: int) -> None:
 
 
 def accepts_connections(host: str, number: int) -> bool:
-    """Whether a process accepts connections on the port."""
     with socket.socket(address_family(host), socket.SOCK_STREAM) as probe:
         probe.settimeout(1)
         with contextlib.suppress(OSError):  # an unknown host name: bind_port reports it

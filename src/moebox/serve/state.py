@@ -97,8 +97,7 @@ def guard_state_path(name: str) -> Path:
 
 
 def save_instance(instance: Instance) -> Instance:
-    path = instances_dir() / f"{instance.id}.json"
-    files.write_atomic(path, codec.to_json(instance), mode=0o600)
+    files.write_atomic(instances_dir() / f"{instance.id}.json", codec.to_json(instance), mode=0o600)
     return instance
 
 
@@ -129,7 +128,6 @@ def live_run_folders() -> dict[Path, str]:
 
 
 def engine_writing_to(engines: dict[Path, str], run: Path) -> str:
-    """The id of the engine that writes into this run folder, or ""."""
     return next((name for folder, name in engines.items() if folder.is_relative_to(run.resolve())), "")
 
 
@@ -206,8 +204,7 @@ def marked_processes() -> dict[str, list[int]]:
         with contextlib.suppress(OSError):
             for pair in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                 if pair.startswith(begin) and pair.endswith(end):
-                    name = pair[len(begin) : -len(end)].decode(errors="replace")
-                    found.setdefault(name, []).append(pid)
+                    found.setdefault(pair[len(begin) : -len(end)].decode(errors="replace"), []).append(pid)
     return found
 
 

@@ -246,7 +246,7 @@ class _MessageStream:
         violations.require(not self.open, "a content block is opened and never closed")
         violations.require("message_delta" in order, "no message_delta, so the stop reason is unknown", "finish")
         violations.require(order.count("message_start") < 2, "more than one message_start")
-        counted = any(self.usage.get(key) for key in ANTHROPIC_INPUTS)
+        counted = any(map(self.usage.get, ANTHROPIC_INPUTS))
         violations.require(counted, "the stream counts no input_tokens at all", "usage")
         blocks: list[dict[str, object]] = []
         for block, pieces in zip(self.blocks, self.pieces, strict=True):

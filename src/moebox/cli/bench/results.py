@@ -354,7 +354,7 @@ def print_test_rows(console: "Console", result: dict[str, Any]) -> None:
         cache = ("cold" if row["cold"] else "warm") if row["test"].startswith("pp") else ""
         figures = (_format_number(row["mean_tok_s"], digits=2), _format_number(row.get("std_tok_s"), digits=2))
         tries = str(row.get("tries") or "–")
-        rows.append([Text(cell) for cell in (row["test"], cache, *figures, _format_ms(row.get("mean_ttft_ms")), tries)])
+        rows.append(list(map(Text, (row["test"], cache, *figures, _format_ms(row.get("mean_ttft_ms")), tries))))
     print_stacked(console, ("test", "cache", "tok/s", "±", "TTFT", "tries"), rows)
     for flag in result.get("flags") or ():
         console.print(Text(f"DO NOT TRUST: {printable_line(flag)}", style="bold red"))

@@ -221,7 +221,7 @@ def bench_page(record: "FleetRecord", steps: "list[FleetBenchStep]") -> "Rendera
             format_percent(step.scaling),
             f"{step.direct_ttft_ms:.1f} ms",
             f"{step.routed_ttft_ms:.1f} ms",
-            f"{step.added_ttft_ms:+.1f} ms",
+            f"{step.routed_ttft_ms - step.direct_ttft_ms:+.1f} ms",
             format_percent(step.router_cpu_share),
             f"{step.router_cpu_ms_per_request:.2f} ms",
         )

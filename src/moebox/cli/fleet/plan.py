@@ -1,7 +1,7 @@
 """`moebox fleet plan`: how many boxes of which kind serve a number of users, by simulation."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from moebox.errors import BadInput, DoesNotFit, refuse_if, refuse_out_of_range
 from moebox.fleet.cost import Prices
 from moebox.fleet.file import Fleet, read_fleet
 from moebox.fleet.route import Policy
-from moebox.fleet.simulate import FleetOutcome, FleetQuestion
+from moebox.fleet.simulate import FleetOutcome, FleetQuestion, simulate_fleet
 from moebox.fleet.users import find_workload
 from moebox.units import format_percent, format_seconds
 
@@ -78,8 +78,9 @@ def plan(
     chosen, others = split_settings(FleetSettings(), settings)
     search = chosen.search
     refuse_out_of_range("search.most", search.most, 1, 512)
-    is_file = target.endswith(".toml")
-    path = Path(target) if is_file and not is_recipe_file(Path(target)) else None
+    path = Path(target) if target.endswith(".toml") else None
+    if path and path.is_file() and "engine" in codec.load_toml(path):  # a recipe, not a fleet
+        path = None
     if path:
         flags.refuse_unused(f"{path} has its own prices and workload", prices=prices)
         refuse_if(others, "the members of a fleet file have recipes: it does not take --set of a recipe")
@@ -116,14 +117,9 @@ def plan(
         on_outcome=None if json else _print_progress,
     )
     if listed:
-        found = fleet_plan.with_listed_fleet(found, listed)
+        found = replace(found, listed=simulate_fleet([candidate.model for candidate in listed], found.question))
     print_result(json, fleet_plan.plan_document(found), lambda: stdout_console().print(plan_page(found, fleet.prices)))
     return exit_code(any(answer.sized.enough for answer in found.answers))
-
-
-def is_recipe_file(path: Path) -> bool:
-    """Return whether a TOML file is a recipe, which names an engine, and not a fleet."""
-    return path.is_file() and "engine" in codec.load_toml(path)
 
 
 def _find_candidates(

@@ -195,8 +195,7 @@ def _run_jobs(
     command = f"resume with: moebox task --resume {run.id}"
 
     def show(done: "TaskRun") -> None:
-        document = task_document(done) | {"run": str(run.path)}
-        print_result(json, document, lambda: print_scores(done, run.path))
+        print_result(json, task_document(done) | {"run": str(run.path)}, lambda: print_scores(done, run.path))
 
     try:
         with interrupt_message(command), TaskView(task_run, quiet=json) as view:
@@ -300,6 +299,5 @@ def _run_harbor(dataset: str, endpoint: "Endpoint", jobs: int, options: "TaskOpt
     )
     runner.save_task_run(done, run)
     run.release_lock()
-    document = task_document(done) | {"run": str(run.path)}
-    print_result(json, document, lambda: print_results(done, run.path))
+    print_result(json, task_document(done) | {"run": str(run.path)}, lambda: print_results(done, run.path))
     return exit_code(any(result.solved for result in results))

@@ -262,7 +262,7 @@ def main() -> int:
     Path(request.cache).mkdir(parents=True, exist_ok=True)
     if "--share" not in sys.argv:
         return tune_all(request, path, Path(sys.argv[2]))
-    capability, first, step = (int(word) for word in sys.argv[-3:])
+    capability, first, step = map(int, sys.argv[-3:])
     if capability != request.capability:  # half-compiled kernels have a cache of their own
         os.environ["TRITON_CACHE_DIR"] = str(Path(request.cache) / "sizes")
     for found in compile_share(request, capability, range(first, sys.maxsize, step)):

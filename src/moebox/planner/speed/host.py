@@ -236,7 +236,7 @@ def make_hybrid_step(
 ) -> HybridStep:
     """Return the step model of a CPU+GPU recipe on a box."""
     hybrid = recipe.hybrid or Hybrid()
-    on_gpus: float = sum(len(layers) for layers in hybrid.experts)
+    on_gpus: float = sum(map(len, hybrid.experts))
     if recipe.hybrid is None or hybrid.split:
         on_gpus = model.moe_layers
     elif hybrid.gpu_experts is not None and model.moe:  # a share of every layer counts as that many layers

@@ -226,7 +226,7 @@ class MeasuredSpeed:
     @property
     def decode_error(self) -> float:
         """How far the range of decode reaches above the forecast, for the number of streams that is known least."""
-        return max((self.error_at(batch) for batch in self.decode_times), default=0.0)
+        return max(map(self.error_at, self.decode_times), default=0.0)
 
     def error_at(self, batch: int) -> float:
         """How far the range of decode with `batch` streams reaches above the forecast."""
@@ -261,7 +261,7 @@ class MeasuredSpeed:
     def text(self) -> str:
         """Where the forecast comes from, in one line."""
         found = self.calibration
-        depths = " and ".join(str(depth) for depth in found.depths)
+        depths = " and ".join(map(str, found.depths))
         whole = found.depths == (self.layers,)
         layers = f"all {self.layers} layers" if whole else f"{self.layers} layers from {depths}"
         where = "measured on the same box" if found.imported else "measured on this box"
