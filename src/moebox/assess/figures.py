@@ -84,7 +84,7 @@ def planned_figures(records: Sequence[RunRecord]) -> list[PlannedFigure]:
     figures: list[PlannedFigure] = []
     for index, record in enumerate(records):
         memory = record.planned_memory
-        planned = [planned_parts(device) for device in memory.devices] if memory else []
+        planned = [*map(planned_parts, memory.devices)] if memory else []
         reported = map(reported_parts, record.reported_devices)
         weights = [
             max((device.weight_bytes for device in devices if not device.on_host), default=0.0)

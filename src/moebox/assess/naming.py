@@ -107,7 +107,7 @@ def label_runs(records: Sequence[RunRecord]) -> list[RunRecord]:
 
     A page of one run shows no label.
     """
-    rows = [label_parts(record) for record in records]
+    rows = [*map(label_parts, records)]
     shared = range(min(map(len, rows), default=0))
     places = [place for place in shared if len(rows) == 1 or len({row[place] for row in rows}) > 1][:LABEL_PARTS]
     labels = [

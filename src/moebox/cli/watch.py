@@ -135,10 +135,10 @@ class WatchScreen(LiveDisplay):
             self.printed[number] = len(watcher.alerts), len(watcher.canaries)
             lines = [f"alert: {alert.text}" for alert in watcher.alerts[alerts:]]
             for canary in watcher.canaries[canaries:]:
-                reason = f": {canary.reason}" if canary.reason else ""
+                reason = f": {canary.reason}".rstrip(": ")
                 lines.append(f"{canary.check} {canary.verdict} in {format_seconds(canary.seconds)}{reason}")
-            lines += [look_line(watcher.looks[-1])] if shows_looks else []
-            name = f"{watcher.label}: " if len(self.watchers) > 1 else ""
+            lines += [look_line(watcher.looks[-1])] * shows_looks
+            name = f"{watcher.label}: " * (len(self.watchers) > 1)
             for line in lines:
                 self.console.print(f"{name}{line}", markup=False)
 

@@ -126,7 +126,7 @@ def summarize_rows(name: str, rows: Sequence[PositionDivergence]) -> QualityFigu
                 totals[block] += value
                 counts[block] += 1
         means = [_weighted(times, totals) / max(1.0, _weighted(times, counts)) for times in (once, *draws)]
-        return _with_interval([shape(mean) for mean in means])
+        return _with_interval([*map(shape, means)])
 
     deepest = sorted(zip((row.low for row in rows), blocks, strict=True), reverse=True)
     sizes = list(Counter(blocks).values())  # both in the order of appearance
@@ -147,7 +147,7 @@ def summarize_rows(name: str, rows: Sequence[PositionDivergence]) -> QualityFigu
         positions=len(rows),
         mean_kl=mean_kl,
         mean_kl_most=mean_kl.value + math.fsum(row.rest for row in rows) / len(rows) * widest,
-        p99_kl=_with_interval([high_percentile(times) for times in (once, *draws)]),
+        p99_kl=_with_interval([*map(high_percentile, (once, *draws))]),
         same_top=estimate_mean([float(row.same_top) for row in rows]),
         perplexity_ratio=estimate_mean([row.surprise for row in rows], math.exp) if known else None,
     )

@@ -113,7 +113,7 @@ class Speed:
             fabric=make_fabric(box, gpu, row, recipe.parallel),
             draft=draft_with_acceptance(model, recipe.speculate) if recipe.speculate and drafts else None,
             draft_tokens=recipe.draft_tokens,
-            graphs=not any(recipe.flags.get(name) for name in EAGER_FLAGS),
+            graphs=not any(map(recipe.flags.get, EAGER_FLAGS)),
             captured_tokens=load_engine(engine).captured_tokens(recipe, gpu),
             host_factor=1 / tables.find_cpu(box.cpu.model).host,
             overhead=tables.find_overhead(engine, version, generation),
