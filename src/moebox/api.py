@@ -58,6 +58,7 @@ __all__ = [
 ]
 CONTEXTS = (0, 16384, 65536)  # tokens of a forecast, as far as the recipe allows them
 STREAMS = (1, 8, 32)
+UNLOADABLE = ("no engine is known", "(pickle)")  # in notes on a model that are warnings
 
 
 def detect_box(name: str | None = None, *, ram: str = "", ram_bandwidth: str = "") -> Box:
@@ -100,7 +101,10 @@ def plan(
     quants = (each.quant for each in known.checkpoints if name in (each.name, each.path, each.repo))
     used = name.partition(":")[2] or next(quants, name)
     texts = (f"{note}; this plan uses {used}" if note.startswith(FORMATS_SEEN) else note for note in known.notes)
-    notes = tuple(PlanWarning(symptom="", text=text, severity="note") for text in texts)
+    notes = tuple(
+        PlanWarning(symptom="", text=text, severity="warning" if any(map(text.count, UNLOADABLE)) else "note")
+        for text in texts
+    )
     chosen = replace(chosen, warnings=(*notes, *chosen.warnings))
     chosen = boxes.with_planned_box(chosen, box, ram=ram, ram_bandwidth=ram_bandwidth)
     validation.validate_recipe(chosen.recipe)  # `up` would refuse it

@@ -46,6 +46,7 @@ class HubServer:
 
     def __init__(self) -> None:
         self.repos: dict[str, Repo] = {}
+        self.moved: dict[str, str] = {}  # old name -> new name
         self.requests: list[tuple[str, str, str]] = []  # path, range, authorization
         self.sent = 0  # bytes of files
         self.api_fault = ""
@@ -103,8 +104,11 @@ class HubHandler(BaseHTTPRequestHandler):
         parts = urlsplit(self.path)
         path = unquote(parts.path)
         self.hub.requests.append((path, self.headers.get("Range", ""), self.headers.get("Authorization", "")))
+        moved = next(((old, new) for old, new in self.hub.moved.items() if f"/{old}/" in f"{path}/"), None)
         with suppress(OSError):
-            if path.startswith("/api/models"):
+            if moved:  # as the Hub does: a relative address
+                self.send_bytes(307, b"", Location=self.path.replace(*moved, 1))
+            elif path.startswith("/api/models"):
                 self.send_api(path, parse_qs(parts.query))
             elif match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
                 self.send_resolved(*match.groups())

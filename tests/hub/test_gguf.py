@@ -11,6 +11,7 @@ from tests.hub.server import COMMIT, HubServer, Repo
 BOX = ("--box", "1x-h200", "--context", "4096", "--engine", "llama.cpp")
 
 
+MISSING = b'{"weight_map": {"x": "a.safetensors"}}'
 # Types that both llama.cpp and its fork read.
 TENSORS = [(name, dimensions, 0) for name, dimensions, _ in tiny.TENSORS]
 
@@ -98,6 +99,25 @@ def test_only_the_incomplete_quantisation_is_refused(hub: HubServer, moebox: Moe
     for command in ("plan", "fetch"):
         refused = moebox(command, "org/T-GGUF:Q4_K_M")
         assert (refused.code, reason in refused.err) == (2, True), refused.err
+
+
+def test_the_only_gguf_is_fetched_without_its_name(hub: HubServer, moebox: Moebox, data: bytes):
+    """One file needs no name; of several one has to be named, and the index's faults name the repository."""
+    hub.repos["org/T-GGUF"] = Repo({"T-Q8_0.gguf": data, "mmproj-F16.gguf": b"x"})
+    assert moebox("fetch", "org/T-GGUF", "--json").good().document["fetched"] == ["T-Q8_0.gguf"]
+    hub.repos["org/T-GGUF"].files["T-Q4_K_M.gguf"] = data
+    refused = moebox("fetch", "org/T-GGUF")
+    assert (refused.code, "Q4_K_M, Q8_0" in refused.err) == (2, True)
+    for index, line in (
+        (b"<html>", "not valid JSON"),
+        (b"{}", "has no weight_map"),
+        (MISSING, "names a.safetensors, "),
+    ):
+        hub.repos["org/Index"] = Repo({"model.safetensors.index.json": index, "model.safetensors": b"x"})
+        refused = moebox("fetch", "org/Index")
+        assert refused.code == 2
+        assert refused.err.startswith("error: org/Index")
+        assert line in refused.err
 
 
 def test_a_revision_of_a_gguf_is_never_replaced_by_another(hub: HubServer, moebox: Moebox, data: bytes, tmp_path: Path):

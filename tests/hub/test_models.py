@@ -218,6 +218,8 @@ def config_of(architecture: str) -> dict[str, bytes]:
         ({"fp8/config.json": b"{}"}, "in a folder only"),
         ({"pytorch_model.bin": b"x"}, "only files of PyTorch"),
         ({"README.md": b"x"}, "has neither config.json nor a .gguf file"),
+        ({"model.safetensors": b"x"}, "has .safetensors files, but no config.json"),
+        ({}, "is empty"),
     ],
 )
 def test_repositories_without_a_model_say_what_they_are(
@@ -262,3 +264,56 @@ def test_addresses_of_the_hubs_pages_are_names(hub: HubServer, moebox: Moebox, n
     hub.repos["org/Dense"] = Repo(config_of("LlamaForCausalLM"))
     moebox("plan", name.format("org/Dense"), "--box", "1x-h200", "--context", "4096").good()
     assert "is a dataset or a space of the Hub" in moebox("plan", "datasets/org/x", "--box", "1x-h200").err
+
+
+def test_weights_that_cannot_be_loaded_are_one_line(hub: HubServer, moebox: Moebox):
+    """PyTorch files are planned by config.json with a warning and never fetched; as is a format without engine."""
+    hub.repos["org/Bin"] = Repo(config_of("LlamaForCausalLM") | {"pytorch_model.bin": b"x"})
+    planned = moebox("plan", "org/Bin", "--box", "1x-h200", "--context", "4096").good().out
+    assert "! notes   org/Bin: has only files of PyTorch (pickle), which moebox neither" in planned
+    refused = moebox("fetch", "org/Bin")
+    assert (refused.code, len(refused.err.splitlines())) == (2, 3)
+    assert "can run code of its author" in refused.err
+    config = {
+        **DENSE,
+        "architectures": ["LlamaForCausalLM"],
+        "quantization_config": {"quant_method": "exl3", "bits": 4},
+    }
+    hub.repos["org/Exl"] = Repo({"config.json": json.dumps(config).encode()})
+    assert "! notes   quantisation exl3 is unknown" in moebox("plan", "org/Exl", "--box", "1x-h200").good().out
+    assert "has config.json, but no weights that engines load" in moebox("fetch", "org/Exl").err
+
+
+def test_a_renamed_repository_is_kept_under_both_names(hub: HubServer, moebox: Moebox, tmp_path: Path):
+    """The Hub redirects the old name; the recipe has the new one, and neither needs the network again."""
+    hub.repos["new/Small"] = small_repo(tmp_path / "m")
+    hub.moved["org/Old"] = "new/Small"
+    box, recipe = ("--box", "1x-h200", "--context", "4096"), tmp_path / "recipe.toml"
+    planned = moebox("plan", "org/Old", *box, "-o", recipe, "--json").good().document
+    assert planned["recipe"]["checkpoint"] == "new/Small"
+    assert any("org/Old is now new/Small" in warning["text"] for warning in planned["warnings"])
+    assert len(moebox("models", "--json").good().document["kept"]) == 1
+    asked = len(hub.requests)
+    moebox("plan", "org/Old", *box).good()
+    moebox("forecast", recipe, "--box", "1x-h200").good()
+    assert len(hub.requests) == asked
+    assert moebox("fetch", "org/Old", "--json").good().document["repo"] == "new/Small"
+
+
+def test_an_adapter_names_the_model_to_plan(hub: HubServer, moebox: Moebox):
+    """The base model is what the Hub's tags say."""
+    tags = ["base_model:org/Base", "base_model:adapter:org/Base"]
+    hub.repos["org/Lora"] = Repo({"adapter_config.json": b"{}", "adapter_model.safetensors": b"x"}, tags=tags)
+    assert "`moebox plan org/Base`" in moebox("plan", "org/Lora", "--box", "1x-h200").err
+
+
+def test_a_repository_of_the_table_is_planned_without_network(hub: HubServer, moebox: Moebox):
+    """Its published rows stand in for the headers, with a note; a revision or another quantisation is not guessed."""
+    offline = {"HF_HUB_OFFLINE": "1"}
+    name, box = "unsloth/Kimi-K2.6-GGUF", ("--box", "8x-h200", "--json", "--context", "4096")
+    planned = moebox("plan", f"{name}:UD-Q2_K_XL", *box, **offline).good().document
+    assert planned["recipe"]["checkpoint"] == "UD-Q2_K_XL"
+    assert any("from the table" in warning["text"] for warning in planned["warnings"])
+    assert moebox("plan", name, *box, **offline).code == 0
+    assert moebox("plan", f"{name}@v2", *box, **offline).code == 3
+    assert moebox("plan", f"{name}:Q9_9", *box, **offline).code == 3

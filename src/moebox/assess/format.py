@@ -12,13 +12,7 @@ K = TypeVar("K", bound=Hashable)
 DASH = "–"
 YEAR_10000 = 253_402_300_800.0  # seconds; a later time is not a time
 # Latencies: upper limit in ms, divisor, decimals, unit.
-LATENCY_UNITS = (
-    (10.0, 1.0, 2, "ms"),
-    (100.0, 1.0, 1, "ms"),
-    (1e3, 1.0, 0, "ms"),
-    (10e3, 1e3, 2, "s"),
-    (120e3, 1e3, 1, "s"),
-)
+LATENCY_UNITS = ((10, 1, 2, "ms"), (100, 1, 1, "ms"), (1000, 1, 0, "ms"), (10e3, 1000, 2, "s"), (120e3, 1000, 1, "s"))
 
 
 def unique_names(names: Iterable[str]) -> list[str]:

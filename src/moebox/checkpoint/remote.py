@@ -80,20 +80,21 @@ def kept_path(name: RepoName) -> Path:
 def _read_kept(path: Path) -> KeptModel | None:
     """Return a kept row; None if there is none, or if another version of moebox wrote it."""
     with contextlib.suppress(BadInput):
-        return codec.decode(KeptModel, codec.load_json(path), where=str(path)) if path.is_file() else None
+        return codec.decode(KeptModel, codec.load_json(path), where=str(path))
     return None
 
 
 def find_kept(name: RepoName) -> KeptModel | None:
     """Return the kept row of a repository at a revision, which may be the commit of another row."""
     path = kept_path(name._replace(revision=""))
-    others = sorted(path.parent.glob(f"{path.stem}@*.json")) if name.revision else []
+    others = sorted(path.parent.glob(f"{path.stem}@*.json"))
     rows = map(_read_kept, dict.fromkeys((kept_path(name), path, *others)))
     return next((row for row in rows if row and name.revision in (row.revision, row.commit)), None)
 
 
 def kept_models() -> list[KeptModel]:
-    return [kept for kept in map(_read_kept, sorted((files.moebox_state() / "models").glob("*--*.json"))) if kept]
+    rows = map(_read_kept, sorted((files.moebox_state() / "models").glob("*--*.json")))
+    return list({(kept.repo, kept.revision): kept for kept in rows if kept}.values())  # once under an old name
 
 
 def find_kept_checkpoint(name: str, revision: str) -> tuple[Model, Checkpoint] | None:
@@ -101,8 +102,8 @@ def find_kept_checkpoint(name: str, revision: str) -> tuple[Model, Checkpoint] |
     parsed = names.parse_repo_name(name)
     if parsed is None:
         return None
-    exact = parsed if parsed.revision else parsed._replace(revision=revision)
-    kept = find_kept(exact) or (None if parsed.revision else find_kept(parsed))
+    exact = parsed._replace(revision=parsed.revision or revision)
+    kept = find_kept(exact) or find_kept(parsed)
     with contextlib.suppress(BadInput):  # a name that the row does not have
         found = kept.resolve(exact) if kept else None
         if found and (parsed.quant or found.checkpoints[0].format == "safetensors"):
@@ -111,9 +112,21 @@ def find_kept_checkpoint(name: str, revision: str) -> tuple[Model, Checkpoint] |
 
 
 def look_up_repository(name: str) -> ResolvedModel | None:
-    """Return the model of ORG/REPO[@REVISION][:QUANT], from its kept row or the Hub; None if it cannot be one."""
+    """Read a repository from its kept row, the Hub, or else the catalogue; None if `name` cannot be one."""
     parsed = names.parse_repo_name(name)
-    return (find_kept(parsed) or keep_model(parsed.repo, parsed.revision)).resolve(parsed) if parsed else None
+    if parsed is None:
+        return None
+    try:
+        return (find_kept(parsed) or keep_model(parsed.repo, parsed.revision)).resolve(parsed)
+    except ExternalError as problem:
+        repo, quant = parsed.repo.lower(), parsed.quant.lower()
+        for model in catalogue.models().values():
+            published = catalogue.published_checkpoints(model.name)
+            chosen = tuple(each for each in published if each.repo.lower() == repo and quant in ("", each.name.lower()))
+            if chosen and not parsed.revision:
+                note = f"{problem.message}; sizes are from the table of moebox"
+                return ResolvedModel(model=model, checkpoints=chosen, notes=(note,))
+        raise
 
 
 def find_by_name(name: str) -> ResolvedModel | None:
@@ -128,9 +141,12 @@ def find_by_name(name: str) -> ResolvedModel | None:
 def keep_model(repo: str, revision: str = "") -> KeptModel:
     """Read a repository from the Hub and keep the row."""
     kept = read_repository(client.list_repository(repo, revision))
-    path = kept_path(RepoName(repo, revision))
-    with files.report_write_errors(path):
-        files.write_atomic(path, codec.to_json(kept, indent=None))
+    if kept.repo.lower() != repo.lower():
+        kept = replace(kept, notes=(f"{repo} is now {kept.repo}", *kept.notes))
+    for name in (kept.repo, repo):
+        path = kept_path(RepoName(name, revision))
+        with files.report_write_errors(path):
+            files.write_atomic(path, codec.to_json(kept, indent=None))
     return kept
 
 
@@ -166,7 +182,7 @@ def read_repository(listing: client.HubListing) -> KeptModel:
             texts = tuple(note.replace(str(folder), repo) for note in read.notes)
             found[label] = replace(read, checkpoints=(own,), notes=texts)
     if not found:
-        raise next(iter(problems.values()), names.describe_contents(repo, listing.files))
+        raise next(iter(problems.values()), names.describe_contents(listing))
     is_published = any(
         repo.lower() in (known.repo.lower(), *(each.repo.lower() for each in catalogue.published_checkpoints(name)))
         for name, known in catalogue.models().items()
@@ -176,10 +192,10 @@ def read_repository(listing: client.HubListing) -> KeptModel:
     model = found["safetensors"].model if "safetensors" in found else most[0]
     others = {label: each.model for label, each in found.items() if not _is_same_model(each.model, model)}
     model = replace(model, trust_remote_code=model.trust_remote_code and is_published, source=listing.url)
-    notes = list(dict.fromkeys(note for label, each in found.items() if label not in others for note in each.notes))
+    notes = list(dict.fromkeys(note for each in found.values() for note in each.notes))
     if suffixes & {".bin", ".pt", ".pth"} and not suffixes & {".safetensors", ".gguf"}:
-        notes.append(names.describe_contents(repo, listing.files).message)
-    if any(file.path.endswith(".py") for file in listing.files) and not model.trust_remote_code:
+        notes.append(names.describe_contents(listing).message)
+    if ".py" in suffixes and not model.trust_remote_code:
         notes.append(f"{repo} contains code of its own, which moebox never runs and the recipe does not allow")
     return KeptModel(
         repo=repo,

@@ -166,7 +166,9 @@ def read_index(folder: Path) -> SafetensorsIndex | None:
     if not index.exists():
         return None
     try:
-        return msgspec.json.decode(index.read_bytes(), type=SafetensorsIndex)
+        found = msgspec.json.decode(index.read_bytes(), type=SafetensorsIndex)
+        refuse_if(not found.weight_map, f"{index}: has no weight_map")
+        return found
     except (msgspec.DecodeError, RecursionError, OSError) as problem:
         raise BadInput(f"{index}: not a safetensors index: {problem}") from None
 

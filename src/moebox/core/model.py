@@ -10,21 +10,11 @@ from moebox.core.layers import Indexer as Indexer
 from moebox.core.layers import Layers as Layers
 from moebox.core.layers import Mla as Mla
 
-Component = Literal[
-    "embed",
-    "lm_head",
-    "attention",
-    "dense_ffn",
-    "routed_experts",
-    "shared_experts",
-    "router",
-    "norms",
-    "vision",
-    "mtp",
-    "ngram",
-]
+Idle = Literal["vision", "mtp", "ngram"]  # not used for a token of text, but for a few rows of a table
+Used = Literal["embed", "lm_head", "attention", "dense_ffn", "routed_experts", "shared_experts", "router", "norms"]
+Component = Literal[Used, Idle]
 COMPONENTS: tuple[Component, ...] = get_args(Component)
-IDLE: tuple[Component, ...] = ("vision", "mtp", "ngram")  # not used for a token of text, but for a few rows of a table
+IDLE: tuple[Component, ...] = get_args(Idle)
 
 # Bytes per cached element. llama.cpp's block types carry a scale: q8_0 is 34 bytes for 32 elements,
 # q4_0 is 18 for 32 (ggml-common.h).

@@ -179,15 +179,10 @@ def _check_driver(box: Box, version: str) -> HostCheck:
 
 
 def _check_limits(limits: UserLimits) -> Iterator[HostCheck]:
+    tasks, fix_tasks = limits.processes, "ulimit -u 65536 (containers: --pids-limit -1)"
     rows = (
         ("open files", limits.files, FILES_LEAST, FILES_GOOD, "ulimit -n 65536 (containers: --ulimit nofile=65536)"),
-        (
-            "processes",
-            limits.processes,
-            PROCESSES_LEAST,
-            PROCESSES_GOOD,
-            "ulimit -u 65536 (containers: --pids-limit -1)",
-        ),
+        ("processes", tasks, PROCESSES_LEAST, PROCESSES_GOOD, fix_tasks),
     )
     for name, limit, least, good, fix in rows:
         if limit is None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from moebox import files
 from moebox.errors import BadInput, ExternalError, MoeboxError, refuse_if
-from moebox.hub.names import hub_endpoint
+from moebox.hub.names import hub_endpoint, parse_repo_name
 from moebox.redact import hide_known_keys, remember_key
 
 if TYPE_CHECKING:
@@ -98,6 +98,8 @@ def list_repository(repo: str, revision: str = "") -> HubListing:
         if not re.fullmatch(r"[0-9a-f]{40}", found.sha or "") or len(listed) > MAX_FILES:
             raise ExternalError(f"{repo}: the Hub replied without a commit, or with more than {MAX_FILES:,} files")
         tags = tuple(map(str, found.tags or ()))
+        named = parse_repo_name(str(found.id))  # another one if the repository was renamed
+        repo = named.repo if named else repo
         return HubListing(repo=repo, revision=revision, commit=str(found.sha), files=tuple(listed), tags=tags)
 
 
@@ -112,10 +114,7 @@ def check_remote_name(repo: str, file: HubFile) -> None:
 
 
 def search_repositories(limit: int, **wanted: str) -> list[tuple[str, int, tuple[str, ...]]]:
-    """Find models by `search` (words) or `filter` (a tag): repository, downloads of a month, and tags.
-
-    The most downloaded come first.
-    """
+    """List models by `search` (words) or `filter` (a tag), the most downloaded first: name, downloads, tags."""
     from huggingface_hub import HfApi
 
     with report_hub_errors(f"search for {', '.join(wanted.values())!r}"):
@@ -167,10 +166,7 @@ def open_remote_file(
 
 
 def read_remote(listing: HubListing, file: HubFile, start: int, end: int, *, whole: bool = False) -> bytes:
-    """Return bytes `start` to `end` of a file, after a few attempts; ExternalError if they do not arrive.
-
-    With `whole`, they are compared with the Hub's hash.
-    """
+    """Return bytes `start` to `end` of a file, after a few attempts; with `whole` their hash must be the Hub's."""
     end = min(end, file.size)
     for attempt in range(1, ATTEMPTS + 1):
         try:
@@ -220,7 +216,7 @@ def report_hub_errors(what: str, revision: str = "") -> Iterator[None]:
         hint = "check the name (`moebox models search WORDS`); a private repository needs HF_TOKEN or `hf auth login`"
         raise BadInput(f"{name}: no such repository on {hub_endpoint()}", hint=hint) from None
     except errors.HFValidationError:
-        raise BadInput(f"{name}: not a valid name of a repository", hint="ORG/REPO[@REVISION]") from None
+        raise BadInput(f"{name}: not a valid name of a repository", hint="ORG/REPO[@REVISION][:QUANT]") from None
     except errors.OfflineModeIsEnabled:
         hint = "unset HF_HUB_OFFLINE, or name a model of `moebox models`"
         raise PermanentFailure(f"{name}: not read before, and the Hub is in offline mode", hint=hint) from None

@@ -48,28 +48,28 @@ def select_files(listing: HubListing, *, gguf: str = "", with_code: bool = False
 
     `gguf` is the first part. Pictures, other formats and, without `with_code`, Python files are left out.
     """
-    groups = group_gguf_files(listing.files)
+    groups, shards = group_gguf_files(listing.files), {file.path for file in listing.files}
+    if len(groups) == 1 and not any(path.endswith(".safetensors") for path in shards):
+        gguf = next(iter(groups.values()))[0].path
     if gguf:
         parts = next((parts for parts in groups.values() if parts[0].path == gguf), [])
         refuse_if(not parts, f"{listing.repo}: {gguf} is not there")
         lacks = missing_gguf_parts(parts)
         refuse_if(lacks, f"{listing.repo}: {gguf}: {lacks}", hint="name another: `moebox models show ORG/REPO`")
         return tuple(parts)
-    index = listing.find(INDEX)
-    shards = {file.path for file in listing.files}
-    shards = shards if index else set(weight_files(shards, listing.repo))
-    if index:
-        document = codec.parse_json(client.read_whole_file(listing, index).decode(errors="replace"), where=INDEX)
-        weight_map = loose.get_object(document, "weight_map")
-        refuse_if(not weight_map, f"{listing.repo}: {INDEX} has no weight_map")
-        named = {str(name) for name in weight_map.values()}
-        missing = sorted(named - shards)
-        refuse_if(missing, f"{listing.repo}: the index names {missing[:1]}, which the repository does not have")
+    if index := listing.find(INDEX):
+        where, text = f"{listing.repo}/{INDEX}", client.read_whole_file(listing, index).decode(errors="replace")
+        named = set(map(str, loose.get_object(codec.parse_json(text, where=where), "weight_map").values()))
+        refuse_if(not named, f"{where}: has no weight_map")
+        missing = min(named - shards, default="")
+        refuse_if(missing, f"{where}: names {missing}, which the repository does not have")
         shards = named
+    else:
+        shards = set(weight_files(shards, listing.repo))
     hint = f"such as {listing.repo}:{next(iter(groups), '')}"
     refuse_if(groups and not shards, f"{listing.repo}: name one of its GGUF files: {', '.join(groups)}", hint=hint)
     if not shards:
-        raise describe_contents(listing.repo, listing.files)
+        raise describe_contents(listing)
     suffixes = (*TEXT_SUFFIXES, ".py") if with_code else TEXT_SUFFIXES
     return tuple(
         file

@@ -11,13 +11,14 @@ from moebox.core import catalogue
 from moebox.errors import BadInput, Unsupported, refuse_if
 
 if TYPE_CHECKING:
-    from moebox.hub.client import HubFile
+    from moebox.hub.client import HubFile, HubListing
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
-_REVISION = re.compile(r"[A-Za-z0-9][\w./+-]{0,199}", re.ASCII)
-_LABEL = re.compile(r"\w[\w./+() -]{0,299}")
+_VALID = re.compile(r"(?!.*(?:--|\.\.)).{1,96}")
+_REVISION = re.compile(r"(?!.*\.\.)[A-Za-z0-9][\w./+-]{0,199}", re.ASCII)
+_LABEL = re.compile(r"(?!.*\.\.)\w[\w./+() -]{0,299}")
 _ADDRESS = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/")
-_PAGE = re.compile(r"/(?:tree|blob|resolve)/([^/]+)(?:/(.+))?$")
+_PAGE = re.compile(r"/(?:tree|blob|resolve)/([^/]+)(?:/(.+\.gguf)|/.*)?$")
 _SHARD = re.compile(r"(.+)-\d{5}-of-(\d{5})\.safetensors")
 _GGUF = re.compile(r"(.*?)(?:-\d{5}-of-(\d{5}))?\.gguf")
 _QUANT = re.compile(r"(?i)(?:(?:UD|smol)-)?(?:[IT]?Q\d\w*|(?:MX|NV)FP4\w*|BF16|FP?(?:16|32))(?![^\W_])")
@@ -46,19 +47,18 @@ def parse_repo_name(name: str) -> RepoName | None:
     plain = _ADDRESS.sub("", name.removeprefix(f"{hub_endpoint()}/"), count=1).partition("?")[0].rstrip("/")
     refuse_if(plain.startswith(("datasets/", "spaces/")), f"{name}: is a dataset or a space of the Hub, not a model")
     if page := _PAGE.search(plain):
-        file = page[2] if (page[2] or "").endswith(".gguf") else ""
-        plain = str(RepoName(plain[: page.start()], unquote(page[1]).removeprefix("main"), unquote(file)))
+        revision = unquote(page[1]) * (page[1] != "main")
+        plain = str(RepoName(plain[: page.start()], revision, unquote(page[2] or "")))
     repo, *marks = re.split(r"(?=[@:])", plain)
     if not _NAME.fullmatch(repo):
         return None
-    refuse_if("--" in repo or ".." in repo or len(repo) > 96, f"{name}: not a valid name of a repository")
+    refuse_if(not _VALID.fullmatch(repo), f"{name}: not a valid name of a repository")
     given = {mark[0]: mark[1:] for mark in marks}
-    revision, quant = given.get("@", ""), given.get(":", "").removesuffix(".gguf")
-    invalid = "@" in given and (not _REVISION.fullmatch(revision) or ".." in revision)
+    invalid = not _REVISION.fullmatch(given.get("@", "main"))
     refuse_if(invalid, f"{name}: not a valid revision", hint="a branch, a tag or a commit of the repository")
-    invalid = (":" in given and (not _LABEL.fullmatch(quant) or ".." in quant)) or len(given) < len(marks)
+    invalid = len(given) < len(marks) or not _LABEL.fullmatch(given.get(":", "Q8_0"))
     refuse_if(invalid, f"{name}: not a valid quantization", hint="ORG/REPO[@REVISION][:QUANT], such as :Q4_K_M")
-    return RepoName(repo, revision, quant)
+    return RepoName(repo, given.get("@", ""), given.get(":", "").removesuffix(".gguf"))
 
 
 def weight_files(paths: Iterable[str], where: str) -> list[str]:
@@ -84,7 +84,7 @@ def group_gguf_files(files: Iterable["HubFile"]) -> dict[str, list["HubFile"]]:
         if match and not _SIDECAR.search(file.path.rpartition("/")[2]):
             parts.setdefault((match[1], match[2] or ""), []).append(file)
     quants = {key: (_QUANT.findall(key[0]) or [key[0]])[-1] for key in parts}
-    uses, stems = Counter(quant.lower() for quant in quants.values()), Counter(stem for stem, _ in parts)
+    uses, stems = Counter(map(str.lower, quants.values())), Counter(stem for stem, _ in parts)
     labels = {}
     for (stem, count), quant in quants.items():
         own = stem if stems[stem] == 1 else f"{stem}-of-{count or 1}"
@@ -94,8 +94,7 @@ def group_gguf_files(files: Iterable["HubFile"]) -> dict[str, list["HubFile"]]:
 
 def select_gguf(groups: Mapping[str, Sequence["HubFile"]], name: RepoName) -> str:
     """Return the group that `name.quant` means, by llama.cpp's rule. Raise BadInput if it is none, or several."""
-    wanted = name.quant.lower()
-    wanted = match[1] if (match := _GGUF.fullmatch(f"{wanted}.gguf")) else wanted
+    wanted = _GGUF.sub(r"\1", f"{name.quant.lower()}.gguf")
     paths = {label: parts[0].path.lower() for label, parts in groups.items()}
     exact = [label for label, path in paths.items() if wanted in (label.lower(), _GGUF.sub(r"\1", path))]
     alike = [label for label, path in paths.items() if re.search(re.escape(wanted) + "[.-]", path)]
@@ -125,8 +124,10 @@ def missing_gguf_parts(parts: Sequence["HubFile"]) -> str:
     return f"{lead}{len(missing)} of {len(wanted)} parts are missing, the first is {missing[0].rpartition('/')[2]}"
 
 
-def describe_contents(repo: str, files: Iterable["HubFile"]) -> Unsupported:
+def describe_contents(listing: "HubListing") -> Unsupported:
     """Describe a repository that has no weights to plan or fetch, and what to name instead."""
-    paths, rows = "\n".join(file.path for file in files), catalogue.load_table("weights")["contents"]
+    paths, rows = "\n".join(file.path for file in listing.files), catalogue.load_table("weights")["contents"]
     row = next(row for row in rows if re.search(row["path"], paths, re.MULTILINE))  # the last one always does
-    return Unsupported(f"{repo}: {row['text']}", hint=row["hint"])
+    base = re.search(r"base_model:adapter:(\S+)", " ".join(listing.tags))
+    hint = f"`moebox plan {base[1]}` plans its base; " if base else ""
+    return Unsupported(f"{listing.repo}: {row['text']}", hint=hint + row["hint"])

@@ -105,7 +105,7 @@ def refuse_damaged_shards(path: Path, hint: str) -> None:
 
 def gguf_parts(path: Path) -> list[Path]:
     """Return the existing parts of a GGUF file, of which one is named."""
-    return [part for part in map(path.with_name, gguf_part_names(path.name)) if part.exists()]
+    return list(filter(Path.exists, map(path.with_name, gguf_part_names(path.name))))
 
 
 def weight_files(deployment: Deployment) -> list[Path]:
