@@ -120,7 +120,11 @@ def test_a_worse_version_is_refused_with_its_reason(
         old, [f"llama.cpp@{build}"], tree=str(tmp_path / "tree"), box=load_box(), notify=lambda text: None
     )
     judges = Judges(
-        checks=("alive",), answers=build == "b4", soak=build in ("b2", "b5"), speed=None if build == "b4" else 0.02
+        checks=("alive",),
+        answers=build == "b4",
+        soak=build in ("b2", "b5"),
+        speed=None if build == "b4" else 0.02,
+        quality=None,
     )
     run = Run.create("upgrade")
     found = try_upgrade(old, new, names, run, judges=judges, effort=QUICK)
@@ -146,7 +150,7 @@ def test_a_version_whose_port_the_other_one_got_is_not_judged(recipe: Path, tmp_
             while engine.is_alive:
                 time.sleep(0.02)
 
-    judges = Judges(checks=("alive",), answers=False, soak=False)
+    judges = Judges(checks=("alive",), answers=False, soak=False, quality=None)
     found = try_upgrade(old, new, names, run, judges=judges, effort=QUICK, notify=kill_old)
     assert found.outcome == "undecided", found
     assert "the old version failed" in found.reasons[0]
@@ -206,7 +210,7 @@ def test_a_version_beyond_the_quality_limit_is_refused(
     recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`--by quality` judges log-probabilities against the old version's; without any it is one line."""
-    monkeypatch.setattr(measure, "standard_texts", few_texts)
+    monkeypatch.setattr(measure, "standard_texts", lambda: few_texts()[:2])
     words = ["upgrade", str(recipe), "--source", str(tmp_path / "tree"), "--to"]
     assert main([*words, "llama.cpp@b2", "--by", "quality"]) == 0
     assert "quality: 0.0000 nats (0.0000 to 0.0000): within the limit of 0.02" in capsys.readouterr().out

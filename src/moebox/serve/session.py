@@ -45,7 +45,7 @@ PATIENCE_S = 900.0  # without progress; a cold autotune of FlashInfer's kernels 
 FIRST_LINE_S = 60.0  # at least, before the first line: importing vLLM from a cold disk takes half of it
 LOOK_S = 0.1
 GRACE_S = 5.0  # for a guard to write its last state, beyond the waits of its stop signals
-POLL_S = 0.5
+POLL_S = 0.5  # at most; small models are ready within a second
 DYING_S = 1.0  # a process closes its connections a moment before it is gone
 LOG_DELAY_S = 1.0  # from an engine's print to our read: its buffer, the guard, the disk
 
@@ -136,8 +136,8 @@ class EngineSession:
                         return
                     self._raise_if_dying()
                     raise self._record_failure("mute", f"answers {self._health_path} but no chat ({chat.problem})")
-            elif time.monotonic() - polled_at >= POLL_S:
-                polled_at = time.monotonic()
+            elif (now := time.monotonic()) - polled_at >= min(POLL_S, (now - self.watch.started) / 20):
+                polled_at = now
                 self._report_lost_log()
                 url = f"{self.endpoint.server_url}{self._health_path}"
                 if http.get(url, headers=self.endpoint.headers, timeout_s=facts.HEALTH_TIMEOUT_S).ok:
