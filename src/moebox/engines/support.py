@@ -62,7 +62,7 @@ def deployment_support(deployment: Deployment) -> list[tuple[Setup, Support]]:
     kept = _RECENT.get(id(deployment))
     if kept is None or kept[0] is not deployment:
         if len(_RECENT) >= MOST_RECENT:
-            _RECENT.clear()
+            del _RECENT[next(iter(_RECENT))]
         found = [(setup, support_for(setup)) for setup in deployment_setups(deployment)]
         kept = _RECENT[id(deployment)] = (deployment, found)
     return kept[1]
