@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from moebox import files
+from moebox.detect.bandwidth import measure_bandwidth
 
 # One profile for all: examples are bounded and the same in every run, so that only a change turns the suite red, and no
 # test asserts a time. `HYPOTHESIS_PROFILE=explore` draws others, and more of them.
@@ -61,6 +62,7 @@ _SCRATCH.mkdir()
 tempfile.tempdir = None  # asks TMPDIR again
 for _name in ("MOEBOX_CACHE", "MOEBOX_INSTANCE", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED"):
     os.environ.pop(_name, None)
+measure_bandwidth.__kwdefaults__["seconds"] = 0.05  # how well memory is measured matters to no test
 sys.dont_write_bytecode = False  # hundreds of processes are started here: each would compile the sources again
 
 

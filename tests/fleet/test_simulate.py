@@ -96,7 +96,7 @@ def test_a_single_box_whose_users_never_come_back_agrees_with_the_planners_simul
 
 
 def test_sizing_finds_the_smallest_fleet_and_one_more_when_a_box_may_die() -> None:
-    question = FleetQuestion(work=CHAT, users=600, seconds=400, warm_s=100, slo=Slo(ttft_s=1.0, tpot_s=0.03))
+    question = FleetQuestion(work=CHAT, users=400, seconds=200, warm_s=60, slo=Slo(ttft_s=1.0, tpot_s=0.02))
 
     sized = size_fleet(box(), question, most=16)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from moebox.bench import samples
 from moebox.cli import main
 from moebox.errors import BadInput
 from moebox.redact import HIDDEN
@@ -186,11 +187,12 @@ def mebibytes_of_nought(count: int) -> bytes:
     return first + again * (count - 1) + packing.flush()
 
 
-def test_what_is_no_plain_file_is_left_out(tmp_path: Path) -> None:
+def test_what_is_no_plain_file_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pipe would never end, and samples may unpack to gigabytes: such files are named, and not packed."""
+    monkeypatch.setattr(samples, "MAX_UNPACKED_BYTES", 32 << 20)
     run = a_run(tmp_path / "runs")
     os.mkfifo(run.path / "measurements" / "pipe.json")
-    columns = [["time", "q", len(bomb := mebibytes_of_nought(600))]]
+    columns = [["time", "q", len(bomb := mebibytes_of_nought(40))]]
     head = {"magic": "moebox-samples-1", "zero": 0, "wall": 0.0, "reasons": [""], "columns": columns}
     (run.path / "measurements" / "bomb.samples").write_bytes(json.dumps(head).encode() + b"\n" + bomb)
     folder, left_out = pack_runs([run], tmp_path / "packed", pdf=False)

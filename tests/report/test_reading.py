@@ -240,7 +240,7 @@ def test_any_document_anywhere_gives_a_report(
 def test_a_page_with_thousands_of_exchanges_stays_small(tmp_path: Path) -> None:
     """Evidence is shown as far as a page can hold it; what went wrong gets more room."""
     run = a_run(tmp_path)
-    exchange = {"method": "POST", "url": "/v1", "request": {"q": "x" * 9000}, "status": 200, "response": "y" * 9000}
+    exchange = {"method": "POST", "url": "/v1", "request": {"q": "x" * 3000}, "status": 200, "response": "y" * 3000}
     for number in range(12):
         probes = [{"name": f"p{n}", "verdict": "pass", "evidence": [exchange] * 20} for n in range(12)]
         probes.append({"name": "wrong", "verdict": "fail", "evidence": [exchange] * 20})
