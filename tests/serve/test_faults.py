@@ -89,10 +89,13 @@ def test_an_engine_that_cannot_be_given_its_settings_is_reported(
     assert not (run.path / "engine.log").read_text()
 
 
-def test_a_wrong_version_is_refused_before_anything_starts(embedded: Recipe, run: Run, tmp_path: Path) -> None:
-    """A recipe that names a version does not run on another one."""
+@pytest.mark.parametrize("version", ["9999 (abcdef)", "0.2.0-dev (build 9999, commit abcdef)"])
+def test_a_wrong_version_is_refused_before_anything_starts(
+    embedded: Recipe, run: Run, tmp_path: Path, version: str
+) -> None:
+    """A recipe that names a version does not run on another one; llama.cpp prints its number in two ways."""
     server = tmp_path / "llama-server"
-    server.write_text("#!/bin/sh\necho 'version: 9999 (abcdef)' >&2\n")
+    server.write_text(f"#!/bin/sh\necho 'version: {version}' >&2\n")
     server.chmod(server.stat().st_mode | stat.S_IXUSR)
     recipe = dataclasses.replace(embedded, engine_version="b11669", runtime=Runtime(entry=str(server)))
     with pytest.raises(ExternalError, match=r"wants llama\.cpp b11669, this machine has b9999"):

@@ -183,7 +183,7 @@ def with_engine(
     """The recipe on another version of its engine, which is installed if it is not there; and that version."""
     same = source.engine == recipe.engine
     text = f"{source}: the recipe runs {recipe.engine}"
-    refuse_if(not same, text, hint="an upgrade keeps the engine; plan for another")
+    refuse_if(not same, text, hint="`moebox compare OLD.toml NEW.toml` judges recipes of two engines")
     done = install_engine(source, tree=tree, gpus=box.gpus, notify=notify)
     runtime = dataclasses.replace(recipe.runtime, python="", entry="", image="", preset="")
     if done.kind == "image":

@@ -186,7 +186,8 @@ def version_command(python: str, package: str) -> list[str]:
 def engine_version(traits: Traits, argv: tuple[str, ...]) -> str:
     if traits.package:
         return command_output(version_command(find_interpreter(argv[0]), traits.package))
-    match = re.search(r"version:\s*(\d+)", command_output([argv[0], "--version"]))
+    text = command_output([argv[0], "--version"])
+    match = re.search(r"version:\s*(?:[\d.]+\S* \(build )?(\d+)\b", text)  # 4321 (abc), or 0.2.0-dev (build 4321, …)
     return f"b{match.group(1)}" if match else ""
 
 
