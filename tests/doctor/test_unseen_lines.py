@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from moebox.core.symptom import symptoms
-from moebox.doctor.logs import required_words, search_pieces
+from moebox.doctor.logs import known_causes, required_words, search_pieces
 
 FILE = Path(__file__).parent / "unseen_lines.csv"
 with FILE.open(encoding="utf-8", newline="") as file:
@@ -17,7 +17,8 @@ with FILE.open(encoding="utf-8", newline="") as file:
 @pytest.mark.parametrize("row", LINES, ids=lambda row: row["url"].removeprefix("https://github.com/"))
 def test_a_line_of_a_thread_has_a_known_cause(row: dict[str, str]) -> None:
     """The cause has a word of what the thread found out."""
-    (finding, *_) = search_pieces([f"{row['line']}\n".encode()]).findings.values()
+    search = search_pieces([f"{row['line']}\n".encode()])
+    finding = search.cause or next(iter(search.findings.values()))
     assert re.search(row["words"], finding.cause, re.IGNORECASE), finding
 
 
@@ -55,3 +56,21 @@ def test_an_unknown_exception_names_the_part_and_the_time_by_its_traceback() -> 
     assert "after the weights were loaded (likely, not certain" in unknown.cause
     assert known is not None
     assert known.symptom == "gpu-illegal-access"
+
+
+def test_an_unknown_error_is_explained_by_its_words() -> None:
+    """As likely, not certain; not if a server went on for long after it, and not for the reply to a request."""
+    error = b"RuntimeError: the router of experts is upset\n"
+    cause = search_pieces([error]).cause
+    assert cause is not None
+    assert cause.symptom == "words-experts"
+    assert "likely, not certain" in cause.cause
+    assert not known_causes([error.decode()])
+    assert search_pieces([b"a fatal flux of experts\n", b"a token\n" * 100]).cause is None
+
+
+def test_a_refusal_names_what_the_feature_exists_with() -> None:
+    """The cause has the words of the line itself."""
+    cause = search_pieces([b"ValueError: Warp drives are only supported on Hopper GPUs with coolant.\n"]).cause
+    assert cause is not None
+    assert "exists only with Hopper GPUs with coolant" in cause.cause

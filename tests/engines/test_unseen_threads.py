@@ -9,7 +9,7 @@ from moebox.engines.support import BY_CHECKS, BY_LIST
 from .unseen import THREADS, judge, predicted_state, starts_as_predicted, starts_without_reports
 
 
-@pytest.mark.parametrize(("batch", "fewest"), [("1", 39), ("2", 13), ("3", 29), ("4", 14), ("5", 50)])
+@pytest.mark.parametrize(("batch", "fewest"), [("1", 39), ("2", 13), ("3", 29), ("4", 14), ("5", 50), ("6", 9)])
 def test_answers_to_threads_are_not_lost(batch: str, fewest: int) -> None:
     """At least as many setups of a batch are judged rightly as when the batch was last scored."""
     threads = [thread for thread in THREADS if thread["batch"] == batch]
@@ -27,3 +27,18 @@ def test_how_often_a_setup_that_should_start_does_is_what_plans_show() -> None:
     """The share in a plan's reason is that of the threads, scored by the engines' sources alone."""
     assert starts_without_reports("its own checks accept it") == BY_CHECKS
     assert starts_without_reports("it has the architecture") == BY_LIST
+
+
+def test_a_release_before_the_first_that_was_read_lacks_its_missing_kernels_too() -> None:
+    """vLLM 0.12 is older than any release that was read; CUTLASS_MLA takes no sparse attention in the oldest."""
+    (thread,) = [thread for thread in THREADS if thread["url"].endswith("/issues/30214")]
+    state, reason = predicted_state(thread)
+    assert state == "no-start"
+    assert "CUTLASS_MLA does not take this model" in reason
+
+
+def test_a_nightly_build_is_answered_by_the_next_release() -> None:
+    """0.29.1rc1.dev200 has what 0.30.0 brings; a fork with a version of its own is not known."""
+    (thread, *_) = [thread for thread in THREADS if thread["url"].endswith("/recipes/pull/981")]
+    assert predicted_state(thread)[0] == "accepted"
+    assert predicted_state({**thread, "version": "0.30.0+mine"})[0] == "unknown"
