@@ -24,8 +24,7 @@ from moebox.tasks.families import errand, material
 from moebox.tasks.job import AgentJob, JobDraft
 from moebox.tasks.reply import AgentReply as Said
 from moebox.tasks.reply import ReplySettings, RequestedCall, chat_body
-from moebox.tasks.tools import AgentTool, Toolbox
-from moebox.tasks.workspace import Workspace
+from moebox.tasks.tools import AgentTool, Toolbox, Workspace
 
 RESULT = "value.txt"
 _ASK = ReplySettings(endpoint=Endpoint(base_url="http://127.0.0.1:1/v1", model="phantom"))

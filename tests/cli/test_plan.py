@@ -14,7 +14,7 @@ from moebox import codec, phantom
 from moebox.cli import main
 from moebox.core import catalogue
 from moebox.core.box import Box
-from moebox.core.divergence import known_divergences
+from moebox.core.catalogue import known_divergences
 from moebox.core.recipe import Recipe
 from moebox.phantom.folder import write_hf_folder as write_folder
 from tests.checkpoint import tiny

@@ -33,7 +33,7 @@ from moebox.flows.upgrade import (
     upgrade_recipe,
 )
 from moebox.quality import measure
-from moebox.runs.timeline import HistoryRow, mark_regressions
+from moebox.runs.listing import HistoryRow, mark_regressions
 from moebox.serve import preflight, state
 from moebox.serve.stop import stop_instance
 from moebox.store import Run

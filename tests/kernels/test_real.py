@@ -14,7 +14,7 @@ from moebox.cli import main
 from moebox.core import catalogue
 from moebox.core.kernel import KernelScan, find_arch
 from moebox.errors import ExternalError
-from moebox.kernels import tuned_files, tuning
+from moebox.kernels import tuned_files
 from moebox.kernels.probe import space
 from moebox.kernels.probe.protocol import TunedRow
 from moebox.kernels.scan import KernelRequest, scan_engine
@@ -109,7 +109,7 @@ def test_a_tuned_block_table_reaches_the_launch(venv: Path, tmp_path: Path, rele
         choice = dict(zip(("BLOCK_M", "BLOCK_N", "num_warps", "num_stages"), sizes, strict=True))
         about = {"case": f"extend {name}, 4096 new on 4096", "best": choice, "ms": 1.0, "baselines": {}}
         rows.append(msgspec.convert({**about, "field": [{"config": choice, "ms": 1.0}]}, TunedRow))
-    found = tuning.TuningResult(engine="sglang", triton="3.7.1", rows=rows)
+    found = tuned_files.TuningResult(engine="sglang", triton="3.7.1", rows=rows)
     (made,) = tuned_files.block_table_patches(found, root, find_arch("sm_120"))
     shutil.copytree(root.resolve() / "sglang", tmp_path / "sglang", copy_function=os.symlink)
     (tmp_path / made.name).unlink()
@@ -201,7 +201,7 @@ def test_engines_find_the_files_that_are_written(venv: Path, tmp_path: Path, rel
         capture_output=True, text=True, check=True,
     ).stdout.strip()  # fmt: skip
     rows = [one for number, kind in enumerate(space.MAX_CANDIDATES) for one in marked_rows(engine, kind, number)]
-    tuned_files.write_tuned_files(tuning.TuningResult(engine=engine, triton=triton, rows=rows), tmp_path, device)
+    tuned_files.write_tuned_files(tuned_files.TuningResult(engine=engine, triton=triton, rows=rows), tmp_path, device)
     packed = 2  # int4 weights to a byte
     shapes = [
         ["bf16", [384, 512, 7168], [384, 7168, 256], None],

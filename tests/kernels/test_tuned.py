@@ -12,7 +12,7 @@ import pytest
 from moebox.core import catalogue
 from moebox.core.kernel import find_arch
 from moebox.errors import ExternalError, Unsupported
-from moebox.kernels import tuned_files, tuning
+from moebox.kernels import tuned_files
 from moebox.kernels.probe import space
 from moebox.kernels.probe.protocol import TunedRow
 from moebox.kernels.probe.tune import keep_fastest
@@ -35,21 +35,22 @@ def row(case: str, ms: float, default: float, *, fits: bool = True, **more: Any)
     return msgspec.convert({**found, "baselines": {"the engine's default": beside}, **more}, TunedRow)
 
 
-def vllm(kind: str, default: float = 1.2) -> tuning.TuningResult:
+def vllm(kind: str, default: float = 1.2) -> tuned_files.TuningResult:
     rows = [
-        tuning.prefer_baseline(row(f"fused MoE {kind}, {tokens} tokens", 1.0, default)) for tokens in space.BATCH_SIZES
+        tuned_files.prefer_baseline(row(f"fused MoE {kind}, {tokens} tokens", 1.0, default))
+        for tokens in space.BATCH_SIZES
     ]
-    return tuning.TuningResult(engine="vllm", triton="3.7.1", rows=rows)
+    return tuned_files.TuningResult(engine="vllm", triton="3.7.1", rows=rows)
 
 
-def sglang(kind: str, up: dict[str, float], down: dict[str, float], default: float = 9.0) -> tuning.TuningResult:
+def sglang(kind: str, up: dict[str, float], down: dict[str, float], default: float = 9.0) -> tuned_files.TuningResult:
     """Times of each product by the height of its tile."""
     rows = []
     for tokens in space.BATCH_SIZES:
         for product, times in (("up", up), ("down", down)):
             groups = {high: {"config": blocks(int(high)), "ms": ms} for high, ms in times.items()}
             rows.append(row(f"SGLang fused MoE {kind} {product}, {tokens} tokens", 1.0, default, groups=groups))
-    return tuning.TuningResult(engine="sglang", triton="3.7.1", rows=rows)
+    return tuned_files.TuningResult(engine="sglang", triton="3.7.1", rows=rows)
 
 
 def nearest(configs: tuned_files.MoeConfigs, tokens: int) -> dict[str, Any]:
@@ -86,7 +87,7 @@ def test_another_split_has_other_sizes_and_another_name(tmp_path: Path):
 def test_a_file_has_every_batch_size_also_where_the_default_won(tmp_path: Path):
     """Engines take the nearest entry: a size left out would get its neighbour's blocks instead of the default."""
     tuned = vllm("bf16")
-    tuned.rows[3:5] = [tuning.prefer_baseline(row(one.case, 1.0, 1.01)) for one in tuned.rows[3:5]]
+    tuned.rows[3:5] = [tuned_files.prefer_baseline(row(one.case, 1.0, 1.01)) for one in tuned.rows[3:5]]
     made, gaps = tuned_files.write_tuned_files(tuned, tmp_path / "tuned", DEVICE)
     assert gaps == []
     assert [path.name for path in made] == ["tuned-vllm.json", f"E=384,N=256,device_name={NAMED}.json"]
@@ -94,8 +95,8 @@ def test_a_file_has_every_batch_size_also_where_the_default_won(tmp_path: Path):
     assert tuple(found) == space.BATCH_SIZES
     assert found[8] == {"BLOCK_SIZE_M": 16, "GROUP_SIZE_M": 1}, "within the noise: the engine's own, written out"
     assert found[64] == blocks()
-    assert "1.20x" in tuning.markdown_table(tuned.rows)
-    assert "the engine's own default" in tuning.markdown_table(tuned.rows)
+    assert "1.20x" in tuned_files.markdown_table(tuned.rows)
+    assert "the engine's own default" in tuned_files.markdown_table(tuned.rows)
 
 
 def test_a_file_with_gaps_is_not_written(tmp_path: Path):
@@ -183,7 +184,7 @@ def test_one_choice_serves_every_length_and_becomes_a_patch(tmp_path: Path):
     path = tmp_path / "sglang/srt/extend_attention.py"
     path.parent.mkdir(parents=True)
     path.write_text(SGLANG)
-    tuned = tuning.TuningResult(engine="sglang", triton="3.7.1", rows=rows)
+    tuned = tuned_files.TuningResult(engine="sglang", triton="3.7.1", rows=rows)
     (made,) = tuned_files.block_table_patches(tuned, tmp_path, find_arch("sm_120"))
     compile(made.after, "extend_attention.py", "exec")
     assert "+    if _is_cuda and CUDA_CAPABILITY[0] == 12 and Lq == 192:" in made.diff

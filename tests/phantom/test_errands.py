@@ -8,8 +8,7 @@ from training.errands import errand_task
 
 from moebox.tasks.agent import SYSTEM
 from moebox.tasks.families import make_job
-from moebox.tasks.tools import Toolbox
-from moebox.tasks.workspace import Workspace
+from moebox.tasks.tools import Toolbox, Workspace
 
 
 @settings(max_examples=40, deadline=None)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from moebox.report import palette
+from moebox.report import svg
 from moebox.report.page import build_page, render_html
 from moebox.runs.reader import read_run
 from tests.report.making import a_run
@@ -23,7 +23,7 @@ def contrast(one: str, other: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-@pytest.mark.parametrize("colours", [palette.LIGHT, palette.DARK], ids=["light", "dark"])
+@pytest.mark.parametrize("colours", [svg.LIGHT, svg.DARK], ids=["light", "dark"])
 @pytest.mark.parametrize("name", ["ink", "soft", "faint", "good", "bad", "warn"])
 def test_text_stands_out_from_paper(colours: dict[str, str], name: str):
     """4.5:1 is what WCAG asks of small text."""

@@ -14,8 +14,7 @@ from moebox.core.endpoint import Endpoint
 from moebox.tasks import runner
 from moebox.tasks.families import make_job
 from moebox.tasks.reply import ReplySettings, TaskApi, request_reply
-from moebox.tasks.tools import Toolbox
-from moebox.tasks.workspace import Workspace
+from moebox.tasks.tools import Toolbox, Workspace
 from moebox.twin.request import choose_call, fill_schema
 
 from ..tasks.conftest import do

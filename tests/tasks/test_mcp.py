@@ -14,8 +14,7 @@ import pytest
 from moebox.cli import main
 from moebox.errors import BadInput
 from moebox.tasks.mcp_tools import McpAddress, McpServers, parse_addresses
-from moebox.tasks.tools import AgentTool, ToolServerDied
-from moebox.tasks.workspace import ToolRefused
+from moebox.tasks.tools import AgentTool, ToolRefused, ToolServerDied
 
 from .conftest import ROOT, do
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from moebox.report.pdf import find_browser
+from moebox.report.files import find_browser
 from tests.web.entry import with_token
 
 FLAGS = (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from moebox.report.pdf import find_browser as browser_path
+from moebox.report.files import find_browser as browser_path
 from moebox.web.serve import prepare_server
 from tests.web.chromium import NO_BROWSER, Chromium, Tab, chromium
 from tests.web.entry import remember

@@ -5,9 +5,8 @@ import zlib
 from pathlib import Path
 
 from moebox.report.block import ReportTable, figure_cell, table_columns, text_cell
-from moebox.report.files import write_report
+from moebox.report.files import write_pdf, write_report
 from moebox.report.page import jinja_environment, style_sheet
-from moebox.report.pdf import write_pdf
 from tests.report.making import a_run
 from tests.web.chromium import program
 

@@ -177,16 +177,16 @@ def check_configs(folder: Path, arch: Arch, *, json: bool) -> int:
 
 def tune_kernels(request: "KernelRequest", folder: Path, *, json: bool) -> int:
     """Tune on this machine's GPU and write the files that engines read."""
-    from moebox.kernels import tuned_files, tuning
+    from moebox.kernels import tuned_files
     from moebox.kernels.scan import engine_root
 
-    here, device = tuning.local_gpu(), request.arch.device
+    here, device = tuned_files.local_gpu(), request.arch.device
     if here.name == request.arch.name:
         device = here.device
     else:
         text = f"this GPU is {here.name}: what fits is exact for {request.arch.name}, speeds are approximate"
         stderr_console().print(text, soft_wrap=True)
-    tuned = tuning.tune_kernels(request, here, limit=request.arch)
+    tuned = tuned_files.tune_kernels(request, here, limit=request.arch)
     table = tuned_files.block_table(tuned.rows)
     extra_files = {f"attention-{tuned.engine}.json": codec.to_json(table) + "\n"} if table else {}
     problems = []
@@ -201,7 +201,7 @@ def tune_kernels(request: "KernelRequest", folder: Path, *, json: bool) -> int:
     print_result(
         json,
         {"rows": tuned.rows, "files": made, "left_out": gaps},
-        lambda: stdout_console().print(tuning.markdown_table(tuned.rows), soft_wrap=True),
+        lambda: stdout_console().print(tuned_files.markdown_table(tuned.rows), soft_wrap=True),
     )
     lines = [*(f"wrote {path}" for path in made), *gaps]
     if any(path.name.startswith("E=") for path in made):

@@ -12,7 +12,7 @@ from moebox.cli.display import print_assessment
 from moebox.cli.flags import AsJson, OutputPath, Switch, flag_name, given_flags
 from moebox.cli.forecast_target import NO_PLAN_ARGS, PlanArgs
 from moebox.cli.output import print_json, stderr_console, stdout_console, write_file
-from moebox.core.divergence import known_divergences
+from moebox.core.catalogue import known_divergences
 from moebox.core.plan import Goal, Plan
 from moebox.errors import DoesNotFit, refuse_if
 from moebox.flows import recipes

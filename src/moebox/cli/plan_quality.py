@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from moebox.checkpoint import deploy
 from moebox.cli.display import make_table
-from moebox.core.divergence import find_divergence, known_divergences
+from moebox.core.catalogue import find_divergence, known_divergences
 from moebox.core.plan import Plan
 
 if TYPE_CHECKING:

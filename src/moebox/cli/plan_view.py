@@ -14,7 +14,7 @@ from moebox.assess.assessment import Assessment, AssessmentCell, Tone
 from moebox.checkpoint import deploy
 from moebox.cli.display import CELL_INDENT, make_grid, make_table
 from moebox.cli.plan_quality import quality_part
-from moebox.core.divergence import find_divergence
+from moebox.core.catalogue import find_divergence
 from moebox.core.model import Component, Model
 from moebox.core.plan import ArithmeticLine, DeviceMemory, Forecast, Plan
 from moebox.core.registry import engine_display_name

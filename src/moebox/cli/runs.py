@@ -68,7 +68,7 @@ def history(name: str, *, json: AsJson = False) -> int:
 
     from rich.table import Table
 
-    from moebox.runs.timeline import recipe_history, speed_bar
+    from moebox.runs.listing import recipe_history, speed_bar
 
     rows = recipe_history(name)
 

@@ -1,12 +1,23 @@
-"""Reports as files: HTML, PDF and Markdown."""
+"""Reports as files: HTML, Markdown, and PDF with drawings kept as vectors.
 
+A Chromium on this machine prints the PDF, else WeasyPrint (`pip install moebox[pdf]`). Chromium comes first because it
+lays the page out as the user saw it. It gets no network and a profile of its own.
+"""
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 from moebox import files
-from moebox.errors import BadInput, refuse_if
+from moebox.environment import chosen_environment
+from moebox.errors import BadInput, ExternalError, refuse_if
 from moebox.report.expect import with_forecast
-from moebox.report.page import ReportPage, build_page, render_html
+from moebox.report.page import ReportPage, build_page, read_asset, render_html
+from moebox.report.svg import inline_colours
 from moebox.runs.reader import read_run
 from moebox.store import Run, plain
 
@@ -36,8 +47,6 @@ def write_report(
 
         written.append(save_file(target.with_suffix(".md"), render_markdown(page)))
     if pdf or suffix == ".pdf":
-        from moebox.report.pdf import write_pdf
-
         written.append(write_pdf(render_html(page), target.with_suffix(".pdf")))
     return written
 
@@ -47,3 +56,82 @@ def save_file(path: Path, text: str | bytes) -> Path:
     with files.report_write_errors(path, hint=OUTPUT_HINT):
         files.write_atomic(path.resolve(), text)
     return path
+
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge")
+FLAGS = (
+    "--headless",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-extensions",
+    "--host-resolver-rules=MAP * ~NOTFOUND",
+    "--no-pdf-header-footer",
+)
+TIMEOUT_S = 120.0  # a five-megabyte page takes a few seconds
+
+
+def find_browser() -> str | None:
+    """The Chromium to use: $MOEBOX_BROWSER, or one on PATH."""
+    named = os.environ.get("MOEBOX_BROWSER")
+    if named is not None:
+        return shutil.which(named) if named else None
+    return next((found for name in BROWSERS if (found := shutil.which(name))), None)
+
+
+def write_pdf(html: str, target: Path) -> Path:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    found = find_browser()
+    if found:
+        return print_with_browser(found, html, target)
+    if importlib.util.find_spec("weasyprint"):
+        return print_with_weasyprint(html, target)
+    raise ExternalError(
+        "no way to make a PDF here: neither a Chromium nor WeasyPrint is installed",
+        hint="`pip install 'moebox[pdf]'` or, on Debian, `apt install chromium`; any browser prints the HTML well too",
+    )
+
+
+def print_with_browser(program: str, html: str, target: Path) -> Path:
+    with files.scratch_folder("pdf") as folder:
+        page = folder / "report.html"
+        page.write_text(html, encoding="utf-8")
+        made = folder / "report.pdf"
+        # Chromium's own sandbox refuses to run as root; the page is ours and runs no foreign script.
+        root = ["--no-sandbox"] if os.geteuid() == 0 else []
+        argv = [program, *FLAGS, *root, f"--user-data-dir={folder}/profile", f"--print-to-pdf={made}", page.as_uri()]
+        try:
+            done = subprocess.run(argv, capture_output=True, timeout=TIMEOUT_S, check=False, env=chosen_environment())
+        except (OSError, subprocess.TimeoutExpired) as problem:
+            raise ExternalError(
+                f"{program}: {problem}", hint="MOEBOX_BROWSER= (empty) uses WeasyPrint instead"
+            ) from None
+        if not made.exists():
+            last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+            text = f"{program} made no PDF: {last[0]}"
+            raise ExternalError(text, hint="MOEBOX_BROWSER= (empty) uses WeasyPrint instead")
+        shutil.move(made, target)
+    return target
+
+
+def print_with_weasyprint(html: str, target: Path) -> Path:
+    """Print the page with WeasyPrint, with the light palette inlined because its SVG has no CSS variables."""
+    try:
+        import weasyprint
+    except OSError as problem:  # Pango is a system library that pip cannot bring
+        hint = "Debian: apt install libpango-1.0-0 libpangoft2-1.0-0"
+        raise ExternalError(f"WeasyPrint cannot start: {problem}", hint=hint) from None
+    page = re.sub(r'<button class="(?:copy|theme)".*?</button>', "", inline_colours(html))
+    page = re.sub(r"<button\b[^>]*>(.*?)</button>", r'<span class="key">\1</span>', page, flags=re.DOTALL)
+    # Not supported by WeasyPrint 70: `all: unset` on buttons, clamp(), grids that count their columns, flex headings.
+    page = page.replace("</style>", f"{read_asset('weasyprint.css')}</style>", 1)
+    weasyprint.HTML(string=page, url_fetcher=refuse_fetch).write_pdf(str(target))
+    return target
+
+
+def refuse_fetch(url: str, *_: object, **__: object) -> dict[str, object]:
+    """Refuse every fetch: a report needs nothing from outside."""
+    raise ValueError(f"{url} is not fetched")

@@ -87,7 +87,7 @@ def fill_package(runs: Sequence[Run], folder: Path, *, pdf: bool) -> list[str]:
     save_file(folder / "report.html", text)
     save_file(folder / "report.md", redact_text(render_markdown(page)))
     if pdf:
-        from moebox.report.pdf import write_pdf
+        from moebox.report.files import write_pdf
 
         try:
             write_pdf(text, folder / "report.pdf")

@@ -18,9 +18,7 @@ from moebox.assess.format import format_date, format_time, join_names, unique_na
 from moebox.assess.naming import box_title, engine_title, label_runs, model_title, quant_title
 from moebox.assess.run import assess_run
 from moebox.escape import escape_invisible
-from moebox.report import palette
 from moebox.report.block import Section
-from moebox.report.palette import run_colour
 from moebox.report.sections.checks import check_evidence, checks_section, probe_evidence, score_text
 from moebox.report.sections.climb import climb_section
 from moebox.report.sections.compare import compare_section, models_section
@@ -35,6 +33,7 @@ from moebox.report.sections.reproduce import notes_section, reproduce_section
 from moebox.report.sections.summary import summary_section
 from moebox.report.sections.tables import figures_section
 from moebox.report.sections.tasks import tasks_section
+from moebox.report.svg import DARK, LIGHT, css_variables, run_colour
 from moebox.runs.record import RunRecord
 from moebox.units import format_seconds
 
@@ -182,8 +181,8 @@ def render_html(page: ReportPage, *, home: str = "") -> str:
             ],
             links=[section.id for section in page.sections],
             sections=page.sections,
-            light=Markup(palette.css_variables(palette.LIGHT)),  # noqa: S704
-            dark=Markup(palette.css_variables(palette.DARK)),  # noqa: S704
+            light=Markup(css_variables(LIGHT)),  # noqa: S704
+            dark=Markup(css_variables(DARK)),  # noqa: S704
             style=style_sheet(),
             script=script,
             script_hash=f"sha256-{digest}",

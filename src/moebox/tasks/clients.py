@@ -27,7 +27,7 @@ from moebox.tasks.client_output import ClaudeOutput, ClientOutput, OpencodeOutpu
 from moebox.tasks.job import AgentJob
 from moebox.tasks.result import End, TurnRecord
 from moebox.tasks.runner import FinishedWork
-from moebox.tasks.workspace import MAX_BYTES, MAX_FILES
+from moebox.tasks.tools import MAX_BYTES, MAX_FILES
 
 ClientName = Literal["claude", "opencode"]
 CLIENTS: tuple[ClientName, ...] = get_args(ClientName)

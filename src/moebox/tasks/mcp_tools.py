@@ -16,8 +16,7 @@ from typing import Any
 
 from moebox.errors import BadInput, ExternalError, exception_text, refuse_if
 from moebox.loose import Json
-from moebox.tasks.tools import AgentTool, ToolServerDied
-from moebox.tasks.workspace import ToolRefused
+from moebox.tasks.tools import AgentTool, ToolRefused, ToolServerDied
 
 START_S = 30.0
 CALL_S = 60.0

@@ -24,8 +24,7 @@ from moebox.tasks.job import AgentJob, Level
 from moebox.tasks.reply import ReplySettings, TaskApi
 from moebox.tasks.result import END_TITLES, FILE, End, JobName, JobResult, TaskRun, TurnRecord
 from moebox.tasks.score import changed_protected_files, run_hidden_checks
-from moebox.tasks.tools import AgentTool, Toolbox, ToolServerDied
-from moebox.tasks.workspace import Workspace
+from moebox.tasks.tools import AgentTool, Toolbox, ToolServerDied, Workspace
 
 JOB_S = 1800.0  # longest time of one job
 LEAVING_S = 2.0  # for threads to end the clients they drive

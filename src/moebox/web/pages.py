@@ -9,9 +9,9 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from moebox import __version__
 from moebox.errors import BadInput, DoesNotFit, MoeboxError, refuse_if
-from moebox.report import palette
 from moebox.report.block import Block, Prose
 from moebox.report.page import jinja_environment, style_sheet
+from moebox.report.svg import DARK, LIGHT, css_variables
 from moebox.web.gate import WebSite
 
 POLICY = (
@@ -32,8 +32,8 @@ def render_page(site: WebSite, template: str, *, status: int = 200, **context: A
         .get_template(template)
         .render(
             version=__version__,
-            light=Markup(palette.css_variables(palette.LIGHT)),  # noqa: S704  (ours)
-            dark=Markup(palette.css_variables(palette.DARK)),  # noqa: S704
+            light=Markup(css_variables(LIGHT)),  # noqa: S704  (ours)
+            dark=Markup(css_variables(DARK)),  # noqa: S704
             style=style_sheet(),
             **context,
         )

@@ -14,8 +14,7 @@ from moebox.errors import BadInput, refuse_if
 from moebox.flows import recipes, switch
 from moebox.flows.tune_state import TUNE_FILE, TuneState
 from moebox.flows.upgrade import UPGRADE_FILE, UpgradeResult
-from moebox.runs.listing import list_summaries
-from moebox.runs.timeline import HistoryRow, recipe_history
+from moebox.runs.listing import HistoryRow, list_summaries, recipe_history
 from moebox.store import Run, runs_dir
 from moebox.web.chat import running_engines
 from moebox.web.gate import WebSite

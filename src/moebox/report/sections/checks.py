@@ -8,7 +8,7 @@ from moebox.assess.format import join_names, unique_names
 from moebox.core.verdict import CheckVerdict, Mark, Probe, Score
 from moebox.redact import hide_secrets
 from moebox.report.block import Block, CustomBlock, ReportTable, Section, table_columns, text_cell
-from moebox.report.palette import run_colour
+from moebox.report.svg import run_colour
 from moebox.runs.record import RunRecord
 
 TONES: dict[Mark, Tone] = {"pass": "good", "fail": "bad", "skip": "quiet", "warn": "warn"}

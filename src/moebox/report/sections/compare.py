@@ -25,7 +25,7 @@ from moebox.report.block import (
     table_columns,
     text_cell,
 )
-from moebox.report.palette import run_colour
+from moebox.report.svg import run_colour
 from moebox.runs.record import LoadResult, RunRecord, RunStatus
 
 MAX_COLUMNS = 3  # more runs than this are rows instead of columns

@@ -9,7 +9,7 @@ from moebox.assess.naming import box_title, cpu_title
 from moebox.core.box import Box
 from moebox.loose import Document
 from moebox.report.block import Block, CustomBlock, ReportTable, Section, table_columns, text_cell
-from moebox.report.palette import run_colour
+from moebox.report.svg import run_colour
 from moebox.runs.record import RunRecord
 
 NEAR = ("pix", "pxb")  # links behind one PCIe switch, by nvidia-smi topo's names

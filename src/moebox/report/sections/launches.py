@@ -10,7 +10,7 @@ from moebox.assess.format import count_phrase
 from moebox.assess.recommend import recommend
 from moebox.report.bars import draw_phases
 from moebox.report.block import Block, Charts, CustomBlock, Section, titled_chart
-from moebox.report.palette import run_colour
+from moebox.report.svg import run_colour
 from moebox.runs.record import LogProblem, Outcome, RunRecord
 
 OUTCOMES: dict[Outcome, tuple[str, Tone]] = {

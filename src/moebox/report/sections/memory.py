@@ -21,7 +21,7 @@ from moebox.report.block import (
     text_cell,
     titled_chart,
 )
-from moebox.report.palette import run_colour
+from moebox.report.svg import run_colour
 from moebox.runs.record import RunRecord
 
 HEADS = ("Run", "Source", "Weights", "KV cache", "Room left", "KV capacity, tokens", "Requests at full context")

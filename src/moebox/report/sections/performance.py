@@ -8,8 +8,8 @@ from moebox.assess.format import capitalize, format_ms, short_number, tick_ms
 from moebox.report.bars import draw_ranking
 from moebox.report.block import Block, Charts, ReportChart, Section, titled_chart
 from moebox.report.charts import ChartAxis, ChartSeries, draw_lines, series_legend, whole_number
-from moebox.report.palette import run_colour
 from moebox.report.samples import SampleDigest, digest_samples
+from moebox.report.svg import run_colour
 from moebox.runs.record import LoadResult, RunRecord
 
 SINGLE_RUN = "measured"  # name of the line in a drawing of one run

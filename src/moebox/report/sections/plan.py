@@ -17,7 +17,7 @@ from moebox.report.block import (
     table_columns,
     text_cell,
 )
-from moebox.report.palette import run_colour
+from moebox.report.svg import run_colour
 from moebox.runs.record import RunRecord
 from moebox.units import plural
 

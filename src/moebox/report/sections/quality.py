@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from moebox.report.bars import draw_ranking
 from moebox.report.block import Block, Charts, ReportTable, Section, TableCell, figure_cell, table_columns, titled_chart
-from moebox.report.palette import run_colour
+from moebox.report.svg import run_colour
 from moebox.runs.record import RunRecord
 
 NOTE = (

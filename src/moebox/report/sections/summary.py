@@ -10,8 +10,8 @@ from moebox.assess.format import capitalize, format_ms, format_number, group_by,
 from moebox.assess.naming import box_title, engine_title, model_title, parallelism_title, quant_title
 from moebox.assess.recommend import load_sweeps, recommend
 from moebox.report.block import Block, Prose, Section, Tile, Tiles
-from moebox.report.palette import run_colour
 from moebox.report.sections.compare import incomparable_reason
+from moebox.report.svg import run_colour
 from moebox.runs.record import LoadResult, RunRecord
 
 MAX_TILES = 6

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from moebox.assess.assessment import Tone
 from moebox.assess.format import format_ms, format_number, unique_names
 from moebox.report.block import ReportTable, Section, TableCell, TableColumn, text_cell
-from moebox.report.palette import run_colour
 from moebox.report.sections.performance import workload_names
+from moebox.report.svg import run_colour
 from moebox.runs.record import LoadResult, RunRecord
 
 
