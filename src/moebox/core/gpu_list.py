@@ -14,8 +14,8 @@ def used_gpus(box: Box, recipe: Recipe) -> tuple[int, ...]:
     """Indices of the GPUs that a recipe runs on: by CUDA_VISIBLE_DEVICES if set, else the first ones."""
     every = range(len(all_gpus(box)))
     picked = tuple(every)
-    numbers = [number for number in recipe.env.get(VISIBLE_DEVICES, "").replace(" ", "").split(",") if number]
-    if recipe.env.get(VISIBLE_DEVICES) and all(number.isdigit() for number in numbers):  # UUIDs count as all GPUs
+    numbers = [*filter(None, recipe.env.get(VISIBLE_DEVICES, "").replace(" ", "").split(","))]
+    if recipe.env.get(VISIBLE_DEVICES) and all(map(str.isdigit, numbers)):  # UUIDs count as all GPUs
         places = dict(zip(map(str, box.gpu_numbers or every), every, strict=False))
         picked = tuple(places[number] for number in numbers if number in places)
     return picked if recipe.hybrid else picked[: recipe.parallel.gpu_count]

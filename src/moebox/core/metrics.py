@@ -46,7 +46,7 @@ class EngineMetrics:
     def newest_name(self, figure: str) -> str:
         """The newest name of a metric, "" if there is none."""
         names: MetricNames = getattr(self, figure)
-        return names[0] if names else ""
+        return next(iter(names), "")
 
 
 @functools.cache

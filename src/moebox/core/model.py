@@ -228,7 +228,7 @@ class Checkpoint:
     def matches_name(self, text: str) -> bool:
         """True if `text` is its name or the end of it, its repository, path or quantisation."""
         names = (self.name, self.name.rpartition(":")[2], self.repo, self.path, self.quant)
-        return text.lower() in {name.lower() for name in names}
+        return text.lower() in {*map(str.lower, names)}
 
     def supports_engine(self, engine: str) -> bool:
         """True if an engine that reads the format loads this checkpoint."""

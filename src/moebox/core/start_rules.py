@@ -251,7 +251,7 @@ def _profile(rules: ReleaseRules, setup: Setup) -> RuleRow | None:
     found = [*rules.rows("model", architecture=setup.model.architecture)]
     methods = {"nvfp4": "modelopt", "int4": "compressed-tensors", "fp8": "fp8", "mxfp4": "mxfp4"}
     wanted = {methods[name] for name in setup.quants if name in methods}
-    return next((row for row in found if row.get("quantization") in wanted), found[0] if found else None)
+    return next(iter([*(row for row in found if row.get("quantization") in wanted), *found]), None)
 
 
 def _profile_default(rules: ReleaseRules, setup: Setup) -> RuleRow | None:

@@ -47,7 +47,7 @@ class Support:
     def factor(self) -> float:
         """The share of the speed that measured slow rows leave."""
         factors = [match.row.factor for match in self.matches if match.row.state == "slow" and not match.row.estimated]
-        return min((factor for factor in factors if factor), default=1.0)
+        return min(filter(None, factors), default=1.0)
 
 
 def support_for(setup: Setup) -> Support:

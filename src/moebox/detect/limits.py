@@ -70,7 +70,7 @@ def memory_share(groups: Path = GROUPS, own: Path = OWN_GROUPS) -> MemoryShare:
             limit = int((folder / ("memory.max" if version_2 else "memory.limit_in_bytes")).read_text())
             used = int((folder / ("memory.current" if version_2 else "memory.usage_in_bytes")).read_text())
             name = "inactive_file" if version_2 else "total_inactive_file"
-            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            stat = dict(map(str.split, (folder / "memory.stat").read_text().splitlines()))
             used -= int(stat.get(name, 0))
             total, available = min(total, limit), min(available, max(limit - used, 0))
     return MemoryShare(total, available)

@@ -139,7 +139,7 @@ def find_failure(
     if gravest:
         lines = gravest.excerpt.strip().splitlines()
         cause = gravest.cause or gravest.title
-        failure = replace(failure, log_line=lines[0] if lines else "", cause=cause, remedy=gravest.remedy)
+        failure = replace(failure, log_line=next(iter(lines), ""), cause=cause, remedy=gravest.remedy)
     reason, remedy = (launch.reason, launch.remedy) if launch else ("", "")
     return replace(failure, message=failure.message or reason or "stopped", remedy=failure.remedy or remedy)
 

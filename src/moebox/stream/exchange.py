@@ -185,7 +185,7 @@ def send_request(endpoint: Endpoint, body: Mapping[str, object], **options: Unpa
             prompt_tokens=prompt,
             completion_tokens=completion,
             cached_tokens=cached,
-            ttft_s=times[0] if times else None,
+            ttft_s=next(iter(times), None),
             ttfc_s=first_content,
             e2e_s=times[-1] if times else None,
             times_s=tuple(times),

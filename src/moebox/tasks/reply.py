@@ -185,7 +185,7 @@ class ReplyParts(ABC):
             prompt_tokens=prompt,
             completion_tokens=completion if completion is not None else len(self.times) or None,
             cached_tokens=cached,
-            ttft_s=self.times[0] if self.times else None,
+            ttft_s=next(iter(self.times), None),
             seconds=seconds,
             gaps_s=tuple(b - a for a, b in pairwise(self.times)),
         )

@@ -23,7 +23,7 @@ class DiskProbe:
     @property
     def waiting_threads(self) -> int:
         """Threads that still wait for a disk."""
-        return sum(thread.is_alive() for thread in self._threads.values())
+        return sum(map(threading.Thread.is_alive, self._threads.values()))
 
     def require_answer(self, text: str) -> None:
         """Raise BadInput if `text` is a path that does not answer. Names and missing paths pass."""

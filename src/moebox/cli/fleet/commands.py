@@ -194,7 +194,7 @@ def bench(name: str = "", /, *, members: str = "", settings: Settings = (), json
     from moebox.flows import fleet_bench, fleet_record
 
     record = fleet_record.find_fleet(name)
-    most, parts = len(record.members), [part.strip() for part in members.split(",")]
+    most, parts = len(record.members), [*map(str.strip, members.split(","))]
     wrong = members and not all(map(str.isdigit, parts))
     refuse_if(wrong, f"--members: {members!r} is not a list of counts", hint="write it like 1,2,4")
     usual = {min(2**power, most) for power in range(most.bit_length() + 1)}

@@ -154,7 +154,7 @@ def measure_case(case: "TuneCase", limit: SmemLimit) -> TunedRow:
         )
         for name, choice in case.baselines.items()
     }
-    best = good[0] if good else None
+    best = next(iter(good), None)
     return TunedRow(
         case=case.name,
         tried=len(fitting),

@@ -147,7 +147,7 @@ def incomparable_reason(records: Sequence[RunRecord]) -> str:
     if len({record.simulation for record in records}) > 1:
         return "some runs are simulated and others are measured"
     workloads = [frozenset(unique_names(load.workload for load in record.loads)) for record in records]
-    workloads = [names for names in workloads if names]
+    workloads = [*filter(None, workloads)]
     if not workloads or frozenset.intersection(*workloads):
         return ""
     texts = [" and ".join(sorted(names)) for names in dict.fromkeys(workloads)]

@@ -57,7 +57,7 @@ def figures_section(records: Sequence[RunRecord]) -> Section:
     blocks: list[ReportTable] = []
     for workload in workload_names(records):
         runs = [[(index, load) for load in record.loads_of(workload)] for index, record in enumerate(records)]
-        runs = [rows for rows in runs if rows]
+        runs = [*filter(None, runs)]
         together = [row for rows in runs for row in rows]
         if len(runs) > 1 and len(together) <= 2 * len(runs):
             blocks.append(figures_table(records, together, workload, named=True))
