@@ -191,6 +191,13 @@ def test_a_fault_of_a_bug_report_does_not_pass(oracle: str, fault: str):
     assert results.rungs[-1].reason
 
 
+def test_a_lost_third_call_is_found_whatever_is_drawn(oracle: str):
+    """Some of the questions want three calls, whole and streamed, not only by chance."""
+    options = VerifyOptions(trials=2, seed=4)  # a seed whose first questions want two
+    results = run_checks(endpoint_from_url(f"{oracle}/third-call-lost", MODEL), options, only=["tools"])
+    assert results.rungs[-1].reason.startswith("parallel: no call")
+
+
 def test_the_announced_length_is_tried_if_cheap_and_noted_if_not(oracle: str):
     """Above 16k one prompt of that length is sent; with a shorter --context a note names the rest."""
     tried = check_server(oracle, "takes-20k", "long-context")

@@ -1,5 +1,6 @@
 """tools: none, auto, required and named; parallel calls; valid arguments; results sent back and used."""
 
+import itertools
 import json
 import re
 from dataclasses import replace
@@ -60,13 +61,15 @@ def call_problem(question: Question, answer: ChatAnswer) -> str:
 
 
 def call_attempt(session: CheckSession, family: str = "tool_call", **more: Any) -> QuestionAttempt:
-    """Attempts that must end in valid and right calls."""
+    """Attempts that must end in valid and right calls. Every other question for parallel ones wants three."""
+    least = itertools.cycle((3, 2) if family == "tool_parallel" else (1,))
 
     def draw_distinct() -> Question:
+        count = next(least)
         while True:
             question = session.draw(family)
             wanted = [json.dumps(call) for call in question.expect]
-            if len(set(wanted)) == len(wanted):  # of two equal calls, one would be a right answer too
+            if len(set(wanted)) == len(wanted) >= count:  # of two equal calls, one would be a right answer too
                 return question
 
     return QuestionAttempt(session, draw_distinct, judge=judge_calls, **more)
