@@ -23,20 +23,40 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import published
+
+from moebox import codec
 from moebox.cli.app import call_command
 from moebox.core import catalogue
+from moebox.core.recipe import Parallel
 from moebox.detect.declared import box_from_name
-from moebox.planner.speed.ranges import OLDER, RANGE_KINDS, SEVERAL_NODES, RangeKind, range_groups, range_label
+from moebox.planner.speed.ranges import (
+    OLDER,
+    RANGE_KINDS,
+    SEVERAL_NODES,
+    ModelGroup,
+    RangeKind,
+    range_groups,
+    range_label,
+)
 
 ROWS = Path(__file__).parent / "unseen.csv"
+BOOTS = Path(__file__).parents[1] / "tests" / "planner" / "h200"
+CUT_MODELS = {
+    "dsv3": ("deepseek-v3", "fp8"),
+    "kimi": ("kimi-k2.5", "int4"),
+    "minimax": ("minimax-m2.7", "fp8"),
+    "qwen": ("qwen3-235b", "fp8"),
+}
 LEFT_OUT = Path(__file__).parent / "left_out.csv"
 RANGES = Path(__file__).parents[1] / "src" / "moebox" / "data" / "ranges.toml"
 ENOUGH = 10  # rows from which on a group has a range of its own
 SHARE = 0.80  # of results that a range is for
 NOTHING_ALIKE = 0.90  # the share for a case that no row is like, all publications alike: wider on purpose
-# The highest level that few publications raise it to, and the power of its rows that a publication of a model weighs:
-# alike for decoding and prompts; serving has hundreds of rows of one publisher, which then hardly counted.
-LEVELS: dict[RangeKind, tuple[float, float]] = {"decode": (0.90, 0.0), "prompt": (0.90, 0.0), "serving": (0.85, 0.75)}
+RAISED = 0.85  # the highest level that few publications raise the share to
+# The power of its rows that a publication of a model weighs: alike for decoding and prompts; serving has hundreds of
+# rows of one publisher, which then hardly counted.
+POWERS: dict[RangeKind, float] = {"decode": 0.0, "prompt": 0.0, "serving": 0.75}
 FASTER_IF_LOWER = ("tpot", "ttft", "step_ms")
 FORECAST_FIELDS = {
     "tok_s": "decode_tok_s",
@@ -50,7 +70,9 @@ HEADER = """# How far forecasts were from results on hosts that had no part in t
 # `python benchmarks/unseen.py --write`; `rows` and `sources` are what stands behind a factor. A group of fewer than ten
 # rows, or of one source, has no row here, and the next wider one is used; rows with neither generation nor engine are
 # for the rest. Results of several nodes, and of versions before `oldest` (vLLM without asynchronous scheduling, SGLang
-# before those that were fitted), are groups of their own in place of a generation.
+# before those that were fitted), are groups of their own in place of a generation. A group's factor is drawn towards
+# the next wider group's, which counts as one source. `active_b`: billions of active parameters of models with results;
+# beyond them ln(factor) grows by `widening` for each factor e of distance.
 """
 # Hosts of left_out.csv whose publisher has rows in unseen.csv too; owners in the rtx6kpro wiki count as one source.
 WIKI_OWNERS = ("festr", "grimulkan", "orangezed", "cyysky", "luke")
@@ -60,7 +82,7 @@ PUBLISHERS = {
     "jasl": "jasl/vllm-ds4-sm120-harness",
     **dict.fromkeys(WIKI_OWNERS, "local-inference-lab/rtx6kpro"),
 }
-Group = tuple[RangeKind, str, str, str]  # kind, generation, engine, models
+Group = tuple[RangeKind, str, str, ModelGroup]  # kind, generation, engine, models
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +100,7 @@ class Result:
     @property
     def groups(self) -> tuple[Group, ...]:
         """From the narrowest group to all results of its kind."""
-        narrow = range_groups(self.generation, self.engine, self.models)
+        narrow = range_groups(self.kind, self.generation, self.engine, self.models)
         return (*((self.kind, *group) for group in narrow), (self.kind, "", "", ""))
 
 
@@ -119,29 +141,36 @@ def load_results() -> list[Result]:
 def group_factors(results: Iterable[Result]) -> dict[Group, tuple[float, int, int]]:
     """Return factor, rows and sources of each group with enough rows of several sources, and of all others.
 
+    A group's own factor is drawn towards that of the next wider group, which counts as one source more.
+
     Decoding and serving share the last one, the wider of the two: both are rates of the same steps.
     """
     members: dict[Group, list[Result]] = defaultdict(list)
     for result in results:
         for group in result.groups:
             members[group].append(result)
-    found = {
-        group: (_factor(rows, SHARE), len(rows), len({row.source for row in rows}))
-        for group, rows in members.items()
-        if len(rows) >= ENOUGH and len({row.source for row in rows}) > 1 and any(group[1:])
-    }
+    found: dict[Group, tuple[float, int, int]] = {}
     for kind in RANGE_KINDS:
         kinds: tuple[RangeKind, ...] = ("prompt",) if kind == "prompt" else ("decode", "serving")
         pools = [members[each, "", "", ""] for each in kinds]
         rows = [row for pool in pools for row in pool]
         factor = max(_factor(pool, NOTHING_ALIKE) for pool in pools if pool)
         found[kind, "", "", ""] = (factor, len(rows), len({row.source for row in rows}))
+    for group in sorted(members, key=lambda group: bool(group[1]) + bool(group[2])):  # the widest first
+        rows, sources = members[group], len({row.source for row in members[group]})
+        if len(rows) < ENOUGH or sources < 2 or not any(group[1:]):
+            continue
+        between = range_groups(*group)[1:] if group[1] and group[2] else ()
+        factors = [found[group[0], *each][0] for each in between if (group[0], *each) in found]
+        wider = factors[0] if factors else _factor(members[group[0], "", "", ""], SHARE)
+        drawn = (sources * math.log(_factor(rows, SHARE)) + math.log(wider)) / (sources + 1)
+        found[group] = (math.exp(drawn), len(rows), sources)
     return found
 
 
 def _factor(rows: list[Result], share: float) -> float:
     """Return the factor that holds the share of the results, publications of a model weighted by their kind's power."""
-    most, power = LEVELS[rows[0].kind] if share < NOTHING_ALIKE else (NOTHING_ALIKE, 0.0)
+    most, power = (RAISED, POWERS[rows[0].kind]) if share < NOTHING_ALIKE else (NOTHING_ALIKE, 0.0)
     sizes: dict[tuple[str, str], int] = defaultdict(int)
     for row in rows:
         sizes[row.source, row.model] += 1
@@ -171,12 +200,41 @@ def coverage() -> Iterator[tuple[str, int, float, float]]:
         yield name, len(rows), sum(inside for inside, _ in rows) / len(rows), errors[len(errors) // 2]
 
 
+def active_billions() -> tuple[float, float]:
+    """Return the fewest and the most active parameters of models with results, in billions."""
+    counts = [catalogue.find_model(row["model"]).active_parameters / 1e9 for row in _read(ROWS)]
+    return math.floor(10 * min(counts)) / 10, math.ceil(10 * max(counts)) / 10
+
+
+def widening_by_distance(least: float) -> float:
+    """Return how much ln(factor) grows with ln(least / active parameters): a line through what cut models show.
+
+    Models cut to 3 to 8 layers on one H200 are small models of known families: four of five of their decode steps are
+    off by this much.
+    """
+    points = []
+    for path in sorted(BOOTS.glob("*-[0-9]-and-[0-9].json")):
+        model, checkpoint = next(known for name, known in CUT_MODELS.items() if name in path.name)
+        engine = "sglang" if path.name.startswith("sglang") else "vllm"
+        recipe = published.recipe_of(engine, model, checkpoint, kv="bf16", parallel=Parallel(), max_seqs=64)
+        for boot in codec.load_json(path)["boots"]:
+            speed = published.speed_of(published.box_of("1x-h200"), recipe, boot["layers"])
+            assert speed.gpu_step is not None
+            distance = math.log(least * 1e9 / speed.gpu_step.rank.model.active_parameters)
+            seconds = [(step["seconds"], speed.step_s(step["batch"], step["context"])) for step in boot["decode"]]
+            errors = sorted(abs(math.log(timed / forecast)) for timed, forecast in seconds)
+            if distance > 0:
+                points.append((distance, errors[int(SHARE * len(errors))]))
+    return sum(x * y for x, y in points) / sum(x * x for x, _ in points)
+
+
 def write_ranges() -> None:
     """Store the factors of all groups beside the list of fitted architectures."""
-    table = catalogue.load_table("ranges")
+    table, active = catalogue.load_table("ranges"), active_billions()
     names = "".join(f'  "{name}",\n' for name in table["fitted"]["architectures"])
     oldest = ", ".join(f'{engine} = "{version}"' for engine, version in table["fitted"]["oldest"].items())
-    parts = [HEADER, f"[fitted]\noldest = {{ {oldest} }}\narchitectures = [\n{names}]\n"]
+    span = f"active_b = [{active[0]}, {active[1]}]\nwidening = {widening_by_distance(active[0]):.2f}\n"
+    parts = [HEADER, f"[fitted]\noldest = {{ {oldest} }}\n{span}architectures = [\n{names}]\n"]
     factors = group_factors(load_results())
     order = sorted(factors, key=lambda group: (RANGE_KINDS.index(group[0]), *group[1:]))
     for group in order:

@@ -34,6 +34,7 @@ def accuracy_memory() -> ModuleType:
 @functools.cache
 def unseen() -> ModuleType:
     """benchmarks/unseen.py as a module."""
+    published()
     return _module("unseen")
 
 

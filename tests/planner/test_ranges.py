@@ -8,6 +8,8 @@ from moebox.core import catalogue
 from moebox.planner.speed.ranges import NOTHING_ALIKE, OLDER, RANGE_KINDS, SEVERAL_NODES, find_range, range_label
 from tests.planner import rows
 
+ACTIVE = 32_000_000_000  # parameters, among those of models with results
+
 
 @pytest.fixture(scope="module", name="unseen")
 def load_unseen() -> ModuleType:
@@ -31,7 +33,7 @@ def test_stored_ranges_are_those_of_the_rows(unseen: ModuleType) -> None:
 @pytest.mark.parametrize("kind", RANGE_KINDS)
 def test_a_case_without_rows_is_wide_and_stated(kind: str) -> None:
     """An engine and a generation of which nothing is published: the widest pool, and the words for it."""
-    alone = find_range(kind, "no-such-generation", "no-such-engine", "NoSuchModel")  # type: ignore[arg-type]
+    alone = find_range(kind, "no-such-generation", "no-such-engine", "NoSuchModel", ACTIVE)  # type: ignore[arg-type]
     assert alone.text == NOTHING_ALIKE
     assert alone.factor > 1.5
 
@@ -42,11 +44,22 @@ def test_several_nodes_and_old_versions_take_no_range_of_one_new_node() -> None:
     assert label == "hopper"
     assert range_label("hopper", "vllm", "0.13.0", 1) == OLDER
     assert range_label("hopper", "vllm", "", 2) == SEVERAL_NODES
-    new, old = (find_range("serving", name, "vllm", "KimiK25ForConditionalGeneration") for name in (label, OLDER))
+    kimi = "KimiK25ForConditionalGeneration"
+    new, old = (find_range("serving", name, "vllm", kimi, ACTIVE) for name in (label, OLDER))
     assert old.factor > new.factor
     assert old.text.endswith("with older versions")
-    nodes = find_range("decode", SEVERAL_NODES, "sglang", "DeepseekV3ForCausalLM")
+    nodes = find_range("decode", SEVERAL_NODES, "sglang", "DeepseekV3ForCausalLM", ACTIVE)
     assert nodes.text == NOTHING_ALIKE
+
+
+def test_ranges_widen_with_the_distance_from_models_with_results(unseen: ModuleType) -> None:
+    """A tiny model of a known family is forecast by the same rows, in a wider range that says so."""
+    sizes, family = (ACTIVE, 10**9, 10**7), "Qwen3MoeForCausalLM"
+    near, small, tiny = (find_range("serving", "hopper", "vllm", family, size) for size in sizes)
+    assert near.factor < small.factor < tiny.factor / 2
+    assert (near.beyond, "widened: 0.01 B active" in tiny.text) == ("", True)
+    stored = catalogue.load_table("ranges")["fitted"]
+    assert stored["widening"] == pytest.approx(unseen.widening_by_distance(stored["active_b"][0]), abs=0.01)
 
 
 def test_small_groups_take_a_wider_one() -> None:

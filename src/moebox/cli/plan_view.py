@@ -129,7 +129,9 @@ def speed_cell(plan: Plan) -> AssessmentCell:
     for row in rows if len(rows) < 4 else (rows[0], *rows[-2:]):
         rate = f"{format_tok_s(row.decode_tok_s)} ({format_range(row.low_tok_s, row.high_tok_s)})"
         loads.append(f"{rate} with {plural(row.concurrency, 'stream')}")
-    prompt = f"at {format_count(context)} tokens of context, which are read in about {format_seconds(rows[0].ttft_s)}"
+    edges = [context / max(rate, 1e-9) for rate in (rows[0].prefill_high_tok_s, rows[0].prefill_low_tok_s)]
+    reading = f"{format_seconds(rows[0].ttft_s)} ({' to '.join(map(format_seconds, edges))})"
+    prompt = f"at {format_count(context)} tokens of context, which are read in about {reading}"
     return AssessmentCell(name="speed", text=", ".join(loads), detail=f"{prompt}; {plan.measured or range_text(plan)}")
 
 

@@ -123,10 +123,11 @@ class Speed:
         wider = tables.STEP_AWAY**away
         group = f"{engine} {recipe.runtime.preset}".strip()
         label = range_label(generation, engine, version, recipe.parallel.nodes)
-        ranges = {kind: find_range(kind, label, group, model.architecture) for kind in RANGE_KINDS}
+        known = (label, group, model.architecture)
         if is_newer_than_known(engine, version):
-            ranges = {kind: find_range(kind, "", "", "") for kind in RANGE_KINDS}
+            known = ("", "", "")
             unknown_text = unknown_text or f"no results of {deployment.engine.title} {version} are known"
+        ranges = {kind: find_range(kind, *known, model.active_parameters) for kind in RANGE_KINDS}
         return cls(
             gpu_step=gpu_step,
             chunk_tokens=load_engine(engine).step_tokens(recipe, gpu),
