@@ -107,11 +107,13 @@ def _find_published(recipe: Recipe) -> tuple[Model | None, Checkpoint | None]:
     try:
         model = catalogue.find_model(recipe.model)
     except UnknownName:
+        if kept := _find_read(recipe):  # quicker than all rows of the catalogue
+            return kept
         for model in catalogue.models().values():
             checkpoints = catalogue.published_checkpoints(model.name)
             if any(each.repo and name.lower().partition(":")[0] == each.repo.lower() for each in checkpoints):
                 return model, _find_checkpoint(name, checkpoints)
-        return _find_read(recipe) or (None, None)
+        return None, None
     checkpoints = _readable_first(recipe, catalogue.published_checkpoints(model.name))
     found = _find_checkpoint(name, checkpoints)
     if found is None and (kept := _find_read(recipe)):

@@ -55,10 +55,12 @@ class KeptModel:
         where = f"{self.repo}@{self.revision or 'main'}"
         notes = [f"{where} ({self.commit[:12]}) read on {self.read_on}; `moebox models add` reads it again"]
         rows = {each.name.partition(":")[2] or each.quant: each for each in self.checkpoints}
-        formats = dict.fromkeys(rows, (self.repo,)) | self.formats
-        if len(formats) > 1:
-            seen = ", ".join(f"{kind} ({repos[0]})" for kind, repos in formats.items())
-            notes.append(f"{FORMATS_SEEN}: {seen}")
+        if len(rows) + len(self.formats) > 1:
+            seen = (
+                f"{', '.join(rows)} ({self.repo})",
+                *(f"{kind} ({repos[0]})" for kind, repos in self.formats.items()),
+            )
+            notes.append(f"{FORMATS_SEEN}: {', '.join(seen)}")
         notes += [f"{self.repo}:{label} is not planned: {reason}" for label, reason in self.refused.items()]
         shape = "{0.title}, {0.layers} layers of {0.hidden:,}; name it to plan it"
         notes += [f"{self.repo}:{label} is another model: {shape.format(m)}" for label, m in self.other_models.items()]
