@@ -150,8 +150,8 @@ def try_fault(place: Place, name: str, fault: contextlib.AbstractContextManager[
 
 @contextlib.contextmanager
 def spin_cores() -> Iterator[None]:
-    """Programs that compute on all cores, four for each."""
-    programs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4 * (os.cpu_count() or 1))]
+    """Programs that compute on all cores, eight for each."""
+    programs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(8 * (os.cpu_count() or 1))]
     try:
         yield
     finally:

@@ -79,6 +79,7 @@ FAULTS: dict[str, Callable[[Figures], Figures]] = {
     "one user": lambda seen: {**seen, "top_user_share": 0.95, "first_byte": 4.0},
     "slower": lambda seen: {**seen, "tpot": 0.08, "running": 6.0, "kv_use": 0.4},
     "context": lambda seen: {**seen, "context_full": 1.0},
+    "crowding ": lambda seen: {"stalled_requests": 1.0, "prompt_length": 60_000.0},
 }
 
 
@@ -86,7 +87,7 @@ FAULTS: dict[str, Callable[[Figures], Figures]] = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_named_with_evidence_and_command(name: str, seed: int):
     """The cause is among the alerts, and at most one other one that follows from it."""
-    alerts = watch_series(FAULTS[name], seed).alerts
+    alerts, name = watch_series(FAULTS[name], seed).alerts, name.strip()
 
     assert name in {alert.name for alert in alerts}
     assert len({alert.name for alert in alerts}) <= 2

@@ -108,14 +108,14 @@ class EndpointWatcher:
         reply = http.get(f"{self.endpoint.server_url}/metrics", headers=self.endpoint.headers, timeout_s=5.0)
         if not reply.ok:  # an endpoint without /metrics: check that it answers
             other = http.get(f"{self.endpoint.base_url}/models", headers=self.endpoint.headers, timeout_s=5.0)
-            figures = {"mute": float(not other.status and "[Errno" not in other.text)}
+            figures = {**self.derive_figures({}), "mute": float(not other.status and "[Errno" not in other.text)}
             if other.ok and not reply.status and self._counters:  # engines that answer /metrics between two steps
                 figures["stalled_requests"] = 1.0
             look = MetricsLook(at=self.clock(), answered=other.ok, figures=figures)
         else:
             figures, (users, user) = self.derive_figures(parse_prometheus(reply.text)), user_figures(reply.text)
-            about = {"top_user_share": f"user {user}"}
-            look = MetricsLook(at=self.clock(), answered=True, figures=figures | users, about=about)
+            about, figures = {"top_user_share": f"user {user}"}, {"stalled_requests": 0.0, **figures, **users}
+            look = MetricsLook(at=self.clock(), answered=True, figures=figures, about=about)
         if self._processes is None or not look.answered:  # of this machine, if its connections and GPUs can be seen
             self._processes = server_processes(self.endpoint.server_url) or frozenset()
         if self._processes:
@@ -156,7 +156,7 @@ class EndpointWatcher:
         """Gauges, rates of counters, and means of histograms since the last look."""
         now = self.clock()
         passed = now - self._at if self._at else 0.0
-        self._at = now
+        self._at = now if shown else self._at
         figures = {figure: value for figure, value in pick_metrics(shown).items() if figure in GAUGES}
         growths: dict[str, float] = {}
         for name in {*RATES, *(part for parts in SHARES.values() for part in parts)}:
