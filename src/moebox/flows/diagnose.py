@@ -57,9 +57,9 @@ def diagnose(looks: Sequence[MetricsLook]) -> list[Diagnosis]:
     looks, found = list(looks), []
     for rule in catalogue.table_rows(Rule, "diagnoses", "rule"):
         begin = looks[-1].at - rule.for_s
-        if rule.for_s and looks[0].at > begin:
+        if looks[0].at > begin:
             continue  # not watched for so long yet
-        size = sum(look.at >= begin for look in looks) if rule.for_s else 1
+        size = max(1, sum(look.at > begin for look in looks))
         evidence = [judge_condition(condition, looks, size) for condition in rule.when]
         if all(evidence):
             evidence += [looks[-1].about.get(name, ABSENT) for name, _, _ in rule.when]
@@ -77,9 +77,11 @@ def judge_condition(condition: tuple[str, str, float], looks: Sequence[MetricsLo
         values = [look.figures[name] for look in looks[-MAX_WINDOWS * size :] if name in look.figures][-MIN_KNOWN:]
     if len(values) < min(MIN_KNOWN, KNOWN_SHARE * size) or not values:
         return ""
-    usual = ""
+    usual, used = "", len(values)
+    if comparison.startswith("mean "):
+        comparison, values = comparison.removeprefix("mean "), [statistics.fmean(values)]
     if comparison.startswith("x"):
-        earlier = [look.figures[name] for look in looks if name in look.figures][: -len(values)]
+        earlier = [look.figures[name] for look in looks if name in look.figures][:-used]
         if len(earlier) < MIN_USUAL:
             return ""
         median = statistics.median(earlier)
