@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 from unittest import mock
 
-from moebox.core.endpoint import Endpoint
+from moebox.core.endpoint import Endpoint, ToolCall
 from moebox.phantom import vocabulary as words
 from moebox.phantom.question import Grade, ModelReply, Question
 from moebox.phantom.tool_questions import TOOLS
@@ -23,7 +23,7 @@ from moebox.tasks import agent
 from moebox.tasks.families import errand, material
 from moebox.tasks.job import AgentJob, JobDraft
 from moebox.tasks.reply import AgentReply as Said
-from moebox.tasks.reply import ReplySettings, RequestedCall, chat_body
+from moebox.tasks.reply import ReplySettings, request_body
 from moebox.tasks.tools import AgentTool, Toolbox, Workspace
 
 RESULT = "value.txt"
@@ -57,7 +57,7 @@ def errand_task(rng: random.Random, *, thinking: bool) -> Errand:
     place = iter(turns)
 
     def scripted(ask: ReplySettings, system: str, messages: Any, tools: Any, **_: Any) -> Said:
-        bodies.append(chat_body(ask, system, [dict(message) for message in messages], tools, 512))
+        bodies.append(request_body(ask, system, [dict(message) for message in messages], tools, 512))
         return next(place).said
 
     space = Workspace(job.files)
@@ -107,7 +107,7 @@ def _script(rng: random.Random, job: AgentJob, wanted: str, value: str, spread: 
 
     def call(tool: str, thought: str, **given: Any) -> Turn:
         nonlocal number
-        made = RequestedCall(id=f"functions.{tool}:{number}", name=tool, arguments=json.dumps(given))
+        made = ToolCall(id=f"functions.{tool}:{number}", name=tool, arguments=json.dumps(given))
         number += 1
         return Turn(said=Said(calls=(made,), reasoning=thought, finish="tool_calls"))
 
