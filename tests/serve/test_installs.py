@@ -141,27 +141,42 @@ def test_a_disk_that_is_too_small_is_refused_first(index: Path, capsys: pytest.C
     assert "toy==1.1 needs about" in capsys.readouterr().err
 
 
-@needs_cmake
-def test_a_killed_installation_is_never_used_and_is_removed(index: Path, tmp_path: Path) -> None:
-    """Killed in the middle, it leaves a part folder; the next command removes it once pip is gone as well."""
-    tree = tmp_path / "tree"
-    tree.mkdir()
-    (tree / "CMakeLists.txt").write_text("execute_process(COMMAND sleep 600)\n")
-    argv = [sys.executable, "-m", "moebox", "engines", "install", "llama.cpp@b1", "--source", str(tree)]
-    child = subprocess.Popen(argv, stderr=subprocess.DEVNULL, start_new_session=True)
-    while not list(installs.engines_dir().glob(f"{installs.BUILD}*/build/CMakeFiles")):
-        time.sleep(0.02)
-        assert child.poll() is None
-    child.send_signal(signal.SIGKILL)
-    child.wait()
-    assert installs.remove_stale_parts(idle_s=0) == 0  # its cmake lives on, and writes into the folder
+def build_processes(tree: Path) -> list[int]:
+    """Return the processes of a build under way in a tree whose configuration sleeps."""
+    found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             words = (entry / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if words[0].endswith((b"cmake", b"sleep")) and (b"600" in words or str(tree).encode() in words):
-            os.kill(int(entry.name), signal.SIGKILL)
+        if words[0].endswith((b"cmake", b"sleep")) and (b"600.25" in words or str(tree).encode() in words):
+            found.append(int(entry.name))
+    return found
+
+
+@needs_cmake
+def test_a_killed_installation_is_never_used_and_is_removed(index: Path, tmp_path: Path) -> None:
+    """Killed in the middle, it leaves a part folder; the next command removes it once its cmake is gone as well.
+
+    SIGTERM ends cmake too and leaves no part folder.
+    """
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "CMakeLists.txt").write_text("execute_process(COMMAND sleep 600.25)\n")
+    argv = [sys.executable, "-m", "moebox", "engines", "install", "llama.cpp@b1", "--source", str(tree)]
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        child = subprocess.Popen(argv, stderr=subprocess.DEVNULL, start_new_session=True)
+        while len(build_processes(tree)) < 2:
+            time.sleep(0.02)
+            assert child.poll() is None
+        child.send_signal(number)
+        child.wait()
+        if number == signal.SIGTERM:
+            assert not build_processes(tree)
+            assert not list(installs.engines_dir().glob(f"{installs.PART}*"))
+    assert installs.remove_stale_parts(idle_s=0) == 0  # its cmake lives on, and writes into the folder
+    for process in build_processes(tree):
+        os.kill(process, signal.SIGKILL)
     until = time.monotonic() + 20
     while list(installs.engines_dir().glob(".*")) and time.monotonic() < until:
         installs.remove_stale_parts(idle_s=0)

@@ -9,8 +9,9 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 
-# Commands that stop their engines and keep their results when they are interrupted.
-LONG_COMMANDS = ("run", "climb", "tune", "bench", "verify", "compare", "task", "up", "rehearse", "fleet", "upgrade")
+# Commands that stop what they started and keep their results when they are interrupted.
+MEASURING = ("run", "climb", "tune", "bench", "verify", "compare", "task", "rehearse", "fleet", "upgrade")
+LONG_COMMANDS = (*MEASURING, "up", "engines", "fetch")
 REPEAT_S = 0.05  # until an interrupt that Python dropped is raised again; a callback is over by then
 
 
