@@ -3,7 +3,7 @@
     python stepping.py MODE … --port N --hf-overrides '{"num_hidden_layers": 4}'
 
 MODE: good; oom-above-N (more layers run out of memory while loading); dies-above-N (so it does while it is timed);
-refuses (every request fails); slows (the first 20 requests take longer and longer); caches (answers prompts from its
+refuses (every request fails); slows (each request takes longer than the one before); caches (answers prompts from its
 prefix cache, and reports it); alone (one request after another).
 """
 
@@ -58,7 +58,7 @@ class Steps(http.server.BaseHTTPRequestHandler):
 
     def answer(self, asked: dict) -> None:  # type: ignore[type-arg]
         prompt, output = len(asked["prompt"]), asked["max_tokens"]
-        factor = 1 + min(SERVED[0], 20) / 10 if self.mode == "slows" else 1.0
+        factor = 1 + SERVED[0] / 10 if self.mode == "slows" else 1.0
         self.begin_events()
         time.sleep(factor * (FIXED_S + self.layers * (LAYER_S + TOKEN_S * prompt)))
         for place in range(output):
