@@ -14,8 +14,9 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "calibration_cpu.py"
 
 
 @pytest.fixture
-def script() -> ModuleType:
-    """The benchmark as a module."""
+def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The benchmark as a module, beside the one it imports."""
+    monkeypatch.syspath_prepend(SCRIPT.parent)
     spec = importlib.util.spec_from_file_location("calibration_cpu", SCRIPT)
     assert spec
     assert spec.loader

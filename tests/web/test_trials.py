@@ -85,7 +85,7 @@ def test_an_upgrade_shows_its_answer_its_reasons_and_the_history(serve: Serve, t
     assert "vllm 0.32.0 → 0.33.0" in listed
     assert '<td class="bad">roll back</td><td>it is slower</td>' in listed
     assert "History of mine" in listed
-    assert "vllm 0.32.0 → 0.33.0: not taken; decode at 4 not measured" in page
+    assert "vllm 0.32.0 → 0.33.0: not taken; it is slower; decode at 4 not measured" in page
     assert "decode at 4: 100.0 → 93.0 tok/s" in page
 
 

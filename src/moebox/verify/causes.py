@@ -79,7 +79,8 @@ async def explain_failure(session: ServerSession, check: CheckVerdict) -> CheckV
         suspects = [Suspect(kind="", reason=probe.reason, exchange=probe.evidence[-1]) for probe in probes]
     found = None
     if suspects:
-        smallest = min(suspects, key=lambda each: (each.judge is None and each.kind not in ANY_REPLY, each.size))
+        can_judge = [each for each in suspects if each.judge or each.kind in ANY_REPLY] or suspects
+        smallest = min(can_judge, key=lambda each: (bool(object_of(each.exchange.request).get("stream")), each.size))
         found = await _reproduce(session, smallest)
     return replace(check, causes=likely_causes(check), reproduction=found)
 
