@@ -8,6 +8,8 @@ import hashlib
 import json
 import random
 import re
+import socket
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -50,6 +52,7 @@ class HubServer:
         self.requests: list[tuple[str, str, str]] = []  # path, range, authorization
         self.sent = 0  # bytes of files
         self.api_fault = ""
+        self.resets = 0  # how many requests of the API end with a closed connection
         self.choose_fault: Callable[[str, int], str] = lambda path, start: ""
         self.stall_s = 3.0
         self.over = threading.Event()
@@ -130,6 +133,11 @@ class HubHandler(BaseHTTPRequestHandler):
         self.send_bytes(status, b'{"error": "no"}', X_Error_Code=code, X_Error_Message="no")
 
     def send_api(self, path: str, query: dict[str, list[str]]) -> None:
+        if self.hub.resets:
+            self.hub.resets -= 1
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.close_connection = True
+            return None
         if self.hub.api_fault == "html":
             return self.send_bytes(200, b"<html>Sign in to the network</html>", Content_Type="text/html")
         if self.hub.api_fault == "stall":

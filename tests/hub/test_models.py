@@ -168,6 +168,17 @@ def test_bad_names_are_one_line(hub: HubServer, moebox: Moebox, tmp_path: Path, 
     assert line in done.err
 
 
+def test_a_connection_that_breaks_is_tried_again(hub: HubServer, moebox: Moebox, tmp_path: Path):
+    """Of three requests two break; a Hub that never replies is one line."""
+    hub.repos["org/Small"] = small_repo(tmp_path / "m")
+    hub.resets = 2
+    assert moebox("models", "add", "org/Small").code == 0
+    hub.resets = 100
+    done = moebox("models", "search", "Small")
+    assert (done.code, hub.resets) == (3, 96)
+    assert "no reply from" in done.err
+
+
 @pytest.mark.parametrize("fault", ["html", "[]", '{"sha": 7, "siblings": 3}', '{"siblings": [{"size": "x"}]}', "null"])
 def test_a_reply_that_is_not_the_hubs_is_one_line(hub: HubServer, moebox: Moebox, fault: str):
     """A login page of a hotel, or JSON of another shape."""

@@ -2,14 +2,15 @@
 
 import contextlib
 import errno
+import functools
 import hashlib
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from moebox import files
 from moebox.errors import BadInput, ExternalError, MoeboxError, refuse_if
@@ -23,6 +24,7 @@ REQUEST_S = 10.0  # for a reply to begin or go on: huggingface_hub's DEFAULT_REQ
 MAX_FILES = 20_000  # of one repository; the largest checkpoints have a few hundred
 MAX_SMALL_FILE = 64 << 20  # bytes of a file that is read whole; the index of Kimi K2 has 15 MB
 CHUNK = 1 << 20
+T = TypeVar("T")
 ATTEMPTS, RETRY_S = 4, 0.2  # for a header or a small file
 
 
@@ -82,7 +84,8 @@ def list_repository(repo: str, revision: str = "") -> HubListing:
 
     with report_hub_errors(repo, revision):
         api = HfApi(endpoint=hub_endpoint())
-        found = api.model_info(repo, revision=revision or None, files_metadata=True, timeout=REQUEST_S)
+        ask = functools.partial(api.model_info, repo, revision=revision or None, files_metadata=True, timeout=REQUEST_S)
+        found = ask_again(ask)
         listed = []
         for each in found.siblings or ():
             lfs = each.lfs
@@ -103,6 +106,17 @@ def list_repository(repo: str, revision: str = "") -> HubListing:
         return HubListing(repo=repo, revision=revision, commit=str(found.sha), files=tuple(listed), tags=tags)
 
 
+def ask_again(ask: Callable[[], T]) -> T:
+    """Ask the Hub, and again if the connection broke: servers and proxies close those that were kept open."""
+    import httpx
+
+    for attempt in range(1, ATTEMPTS):
+        with contextlib.suppress(httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError):
+            return ask()
+        time.sleep(RETRY_S * attempt)
+    return ask()
+
+
 def check_remote_name(repo: str, file: HubFile) -> None:
     """Raise BadInput if a file's name leads out of its folder; ExternalError if its size or hash cannot be right."""
     parts = file.path.split("/")
@@ -118,7 +132,8 @@ def search_repositories(limit: int, **wanted: str) -> list[tuple[str, int, tuple
     from huggingface_hub import HfApi
 
     with report_hub_errors(f"search for {', '.join(wanted.values())!r}"):
-        found = HfApi(endpoint=hub_endpoint()).list_models(sort="downloads", limit=limit, **wanted)
+        api = HfApi(endpoint=hub_endpoint())
+        found = ask_again(lambda: list(api.list_models(sort="downloads", limit=limit, **wanted)))
         return [(str(each.id), int(each.downloads or 0), tuple(map(str, each.tags or ()))) for each in found]
 
 
