@@ -36,7 +36,7 @@ from moebox.site import read_site
 
 WEIGHTS = (".safetensors", ".gguf", ".bin")
 PORTS_TRIED = 50
-PORTS_FROM = 20_000  # below the range of ephemeral ports
+PORTS_FROM, EPHEMERAL_FROM = 20_000, 32_768  # the kernel gives ports of its ephemeral range to any program
 VERSION_WAIT_S = 60.0  # importing an engine's metadata is quick; a cold disk is not
 
 
@@ -284,8 +284,8 @@ def find_free_port(host: str = "127.0.0.1", offsets: tuple[int, ...] = ()) -> in
             number = int(probe.getsockname()[1])
         if ports := read_site().ports:
             number = ports[0] + number % max(1, min(ports[1], last) - ports[0] + 1)
-        elif number > last:  # ephemeral ports go up to 60,999
-            number = PORTS_FROM + number % (last - PORTS_FROM)
+        else:  # below the ephemeral ports: one of those may be given to another program before the engine listens
+            number = PORTS_FROM + number % (EPHEMERAL_FROM - PORTS_FROM)
         if all(port_is_free(host, number + offset) for offset in (0, *offsets)):
             return number
     raise ExternalError(f"no free port was found on {host}", hint="choose one with --port")
