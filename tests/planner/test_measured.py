@@ -27,6 +27,7 @@ from moebox.detect.declared import box_from_name
 from moebox.planner.choose import choose_plan
 from moebox.planner.constraints import Constraints
 from moebox.planner.depths import cut_layers, expected_steps
+from moebox.planner.simulate import SimulatedWorkload, scheduler_rules, simulate
 from moebox.planner.speed import Speed
 from moebox.planner.speed.boots import bound_by_deeper_boots, depth_weights, extrapolate_depth, remove_disturbances
 from moebox.planner.speed.measured import RANGE_SIGMAS, MeasuredSpeed, find_measured_speed, interpolate
@@ -182,6 +183,23 @@ def test_a_batch_timed_at_one_context_follows_the_context_as_its_neighbours() ->
 def test_interpolation_is_always_positive(points: list[tuple[float, float]], x: float) -> None:
     """No step is free, however odd the points."""
     assert interpolate(sorted(points), x) > 0
+
+
+def test_a_request_sent_at_an_end_waits_for_the_prompt_beside_it() -> None:
+    """Two streams of equal replies stay together: llama.cpp reads one prompt, then the other (215 and 430 ms)."""
+    model, forms = resolve_model("kimi-k2.6")
+    form = next(one for one in forms if one.quant == "int4-g32")
+    plain = detect.load_box("8x-h200")
+    recipe = replace(RECIPE, parallel=replace(RECIPE.parallel, tp=8), max_seqs=2)
+    found = calibration(
+        shape=shape_id(model), place=calibrated_box(plain), layout=calibrated_layout(recipe), quant=form.quant
+    )
+    speed = Speed.for_deployment(on(replace(plain, calibrations=(found,)), model, form, recipe))
+    assert speed.measured is not None
+
+    rules = scheduler_rules(replace(recipe, engine="llama.cpp", context=16384), 32768, speed)
+    result = simulate(speed, rules, SimulatedWorkload(input=8192, output=64, requests=16, concurrency=2))
+    assert result.ttft.mean > 1.3 * speed.prefill_s(8192)
 
 
 def test_the_speed_model_takes_the_calibration_of_its_own_recipe_only() -> None:

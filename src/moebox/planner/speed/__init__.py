@@ -29,6 +29,8 @@ from moebox.sizing import kv
 from moebox.sizing.rank import rank_work
 
 DEFAULT_CHUNK = 8192  # prompt tokens per step
+# A timed prompt holds what a request costs, but a request that is sent when another ends still misses the next step.
+ARRIVAL_S = 1e-4
 EAGER_FLAGS = ("enforce-eager", "disable-cuda-graph")
 # Of a CPU without GPUs, which also computes attention (standard deviation of the logarithm): there are no published
 # rows, and the rehearsal model ran at a quarter of its forecast on one of two machines, at the forecast on the other.
@@ -76,8 +78,8 @@ class Speed:
             return replace(speed, known_shares=_reported_shares(deployment))
         decode, prefill = found.decode_spread, found.prefill_spread
         return replace(
-            speed, measured=found, decode_spread=decode, prefill_spread=prefill, steps_away=0, request_s=0.0
-        )  # timed prompts hold what a request costs
+            speed, measured=found, decode_spread=decode, prefill_spread=prefill, steps_away=0, request_s=ARRIVAL_S
+        )
 
     @classmethod
     def from_published_rows(cls, deployment: Deployment) -> "Speed":
