@@ -150,8 +150,9 @@ def try_fault(place: Place, name: str, fault: contextlib.AbstractContextManager[
 
 @contextlib.contextmanager
 def spin_cores() -> Iterator[None]:
-    """Programs that compute on all cores, eight for each."""
-    programs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(8 * (os.cpu_count() or 1))]
+    """Programs that compute on all cores, eight for each, in sessions of their own: Linux shares cores by session."""
+    spin = [sys.executable, "-c", "while True: pass"]
+    programs = [subprocess.Popen(spin, start_new_session=True) for _ in range(8 * (os.cpu_count() or 1))]
     try:
         yield
     finally:

@@ -113,6 +113,17 @@ def test_an_idle_server_raises_nothing():
     assert watcher.alerts == []
 
 
+def test_other_programs_are_named_where_most_looks_find_no_request_running():
+    """Short replies of two clients: the usual number of running requests is half a request, its median none."""
+    watcher = EndpointWatcher(endpoint_from_url("127.0.0.1:9", "m"))
+    for step in range(120):
+        busy = step >= 80
+        figures = {"running": float(step % 2 if busy else step % 3 == 0), "tpot": 0.09 if busy else 0.006}
+        figures["other_cpu"] = 0.9 if busy else 0.01
+        watcher.add_look(MetricsLook(at=step * EVERY_S, answered=True, figures=figures))
+    assert [alert.name for alert in watcher.alerts] == ["slower"]
+
+
 def test_a_client_that_never_reads_is_seen_in_its_connection():
     """A real socket: the kernel holds what the client does not read, and its address is known."""
     assert decode_address("0100007F" if sys.byteorder == "little" else "7F000001") == "127.0.0.1"

@@ -77,15 +77,15 @@ def judge_condition(condition: tuple[str, str, float], looks: Sequence[MetricsLo
         values = [look.figures[name] for look in looks[-MAX_WINDOWS * size :] if name in look.figures][-MIN_KNOWN:]
     if len(values) < min(MIN_KNOWN, KNOWN_SHARE * size) or not values:
         return ""
-    usual, used = "", len(values)
+    usual, used, middle = "", len(values), statistics.median
     if comparison.startswith("mean "):
-        comparison, values = comparison.removeprefix("mean "), [statistics.fmean(values)]
+        comparison, values, middle = comparison.removeprefix("mean "), [statistics.fmean(values)], statistics.fmean
     if comparison.startswith("x"):
         earlier = [look.figures[name] for look in looks if name in look.figures][:-used]
         if len(earlier) < MIN_USUAL:
             return ""
-        median = statistics.median(earlier)
-        value, usual = value * median, f", usually {median:.3g}"
+        before = middle(earlier)
+        value, usual = value * before, f", usually {before:.3g}"
     holds = COMPARISONS[comparison.removeprefix("x")]
     if sum(holds(each, value) for each in values) < HOLDS_SHARE * len(values):
         return ""
