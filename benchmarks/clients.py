@@ -85,8 +85,9 @@ def compiled(name: str, folder: Path) -> Path:
 
 @contextlib.contextmanager
 def background(count: int) -> Iterator[None]:
-    """Processes that do nothing but use a core each."""
-    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    """Processes that do nothing but use a core each, in sessions of their own: Linux shares cores by session."""
+    spin = [sys.executable, "-c", "while True: pass"]
+    busy = [subprocess.Popen(spin, start_new_session=True) for _ in range(count)]
     try:
         yield
     finally:

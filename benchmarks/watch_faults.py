@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.clients import background
 from tests.embedded import phantom_recipe
 
 from moebox import codec, http, phantom
@@ -149,19 +150,6 @@ def try_fault(place: Place, name: str, fault: contextlib.AbstractContextManager[
 
 
 @contextlib.contextmanager
-def spin_cores() -> Iterator[None]:
-    """Programs that compute on all cores, eight for each, in sessions of their own: Linux shares cores by session."""
-    spin = [sys.executable, "-c", "while True: pass"]
-    programs = [subprocess.Popen(spin, start_new_session=True) for _ in range(8 * (os.cpu_count() or 1))]
-    try:
-        yield
-    finally:
-        for program in programs:
-            program.kill()
-            program.wait()
-
-
-@contextlib.contextmanager
 def read_nothing(url: str) -> Iterator[None]:
     """A client that asks for a long stream and never reads it."""
     host, port = url.split("//")[1].split("/")[0].split(":")
@@ -227,7 +215,7 @@ def engine_faults(place: Place, only: set[str]) -> Iterator[bool]:
         "unread": lambda: read_nothing(url),
         "crowding": lambda: Load(url, begin=lambda: long_text(500)).run_clients(2, 0.1),
         "throttling": lambda: throttle_gpu(place),
-        "slower": spin_cores,
+        "slower": lambda: background(8 * (os.cpu_count() or 1)),
         "hung": lambda: send_signal(process, signal.SIGSTOP, signal.SIGCONT),
         "gone": lambda: send_signal(process, signal.SIGKILL),
     }

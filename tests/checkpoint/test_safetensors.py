@@ -52,6 +52,25 @@ def test_bytes_are_accounted_by_component_and_layer(tmp_path: Path):
     assert checkpoint.layer_bytes[:2] == (272, 320)
 
 
+def test_a_tensor_that_two_files_have_counts_once(tmp_path: Path):
+    """Numbered shards beside a whole model.safetensors, without an index: engines load both into one place."""
+    path = folder(tmp_path / "m", KIMI)
+    shard(path / "model.safetensors", PARTS)
+    shard(path / "model-00001-of-00001.safetensors", PARTS)
+    _, (checkpoint,) = resolve_model(str(path))
+    assert checkpoint.total_bytes == sum(size for _, _, size in PARTS.values())
+
+
+def test_a_pointer_of_git_lfs_is_called_one(tmp_path: Path):
+    """`git clone` without LFS leaves 130 bytes of text in place of each shard."""
+    path = folder(tmp_path / "m", KIMI)
+    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 4967000000\n"
+    (path / "model-00001-of-00001.safetensors").write_text(pointer)
+    with pytest.raises(BadInput, match="a pointer of Git LFS") as found:
+        resolve_model(str(path))
+    assert found.value.hint == "run `git lfs pull`"
+
+
 def test_an_incomplete_download_is_reported_first(tmp_path: Path):
     """The index names a shard that is not there."""
     path = folder(tmp_path / "m", KIMI)

@@ -16,22 +16,8 @@ from typing import Any
 
 import pytest
 
-from moebox.report.files import find_browser
+from moebox.report.files import FLAGS, find_browser
 from tests.web.entry import with_token
-
-FLAGS = (
-    "--headless=new",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-extensions",
-    "--hide-scrollbars",
-    "--remote-debugging-pipe",
-)
-
 
 KEYS = {"Tab": (9, ""), "Enter": (13, "\r"), "Escape": (27, ""), "Space": (32, " ")}  # code and what it types
 NO_BROWSER = "no Chromium here, so no page is looked at (Debian: apt install chromium)"
@@ -165,8 +151,13 @@ def chromium() -> Iterator[Chromium]:
         os.dup2(copies[1], 4)
 
     with profile_folder() as profile:
-        root = ["--no-sandbox"] if os.geteuid() == 0 else []
-        argv = [path, *FLAGS, *root, f"--user-data-dir={profile}", "about:blank"]
+        flags = (
+            *FLAGS,
+            "--hide-scrollbars",
+            "--remote-debugging-pipe",
+            *(("--no-sandbox",) if os.geteuid() == 0 else ()),
+        )
+        argv = [path, *flags, f"--user-data-dir={profile}", "about:blank"]
         env = {**os.environ, "TMPDIR": profile}  # where it leaves a folder when it is stopped
         process = subprocess.Popen(argv, env=env, stderr=subprocess.DEVNULL, preexec_fn=connect, close_fds=False)
         os.close(there_read)
