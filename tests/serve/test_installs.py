@@ -195,6 +195,8 @@ def test_a_build_of_a_commit_answers(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "CMakeLists.txt:3 (message): this commit does not build" in capsys.readouterr().err
     assert main(["engines", "install", "llama.cpp@b3", "--source", str(tree)]) == 2
     assert "has no commit, tag or branch b3" in capsys.readouterr().err
+    assert main(["engines", "install", "llama.cpp@b1"]) == 0
+    assert "to build it anew: `moebox engines remove llama.cpp@b1`" in " ".join(capsys.readouterr().err.split())
     recipe = dataclasses.replace(phantom_recipe(engine_version="b1"), runtime=Runtime())
     with engine_session(deploy(recipe), Run.create("built"), patience_s=60) as session:
         assert session.prepared.argv[0].endswith("/engines/llama.cpp-b1/bin/llama-server")

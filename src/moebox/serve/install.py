@@ -55,6 +55,9 @@ def install_engine(
     `tree` is the source of a build: a folder, a git repository or its URL; `gpus` are those to build for.
     """
     if known := installs.find_install(source.engine, source.version, (source.kind,)):
+        if known.commit:  # its branch may have moved since
+            day = time.strftime("%-d %B %Y", time.localtime(known.installed))
+            notify(f"built from {known.commit[:12]} on {day}; to build it anew: `moebox engines remove {known.name}`")
         return known
     files.make_private_folder(installs.engines_dir())
     require_disk(source, notify)
