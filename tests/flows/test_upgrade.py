@@ -22,6 +22,7 @@ from moebox.detect import load_box
 from moebox.flows import compare, switch
 from moebox.flows.compare import CompareEffort, GainAtConcurrency
 from moebox.flows.pace import SpeedMeter, SpeedRounds
+from moebox.flows.service import control_unit, install_unit
 from moebox.flows.upgrade import (
     Judges,
     ProvenSide,
@@ -329,6 +330,68 @@ def test_bad_input_is_one_line_and_touches_nothing(
         assert message in errors[0]
     assert recipe.read_text() == before
     assert not switch.list_journals(*switch.OWED)
+
+
+SYSTEMCTL = """#!{python}
+import os, shlex, signal, socket, subprocess, sys, time
+verb, name = [word for word in sys.argv[1:] if not word.startswith("--")]
+unit, pid = "{folder}/systemd/user/" + name + ".service", "{folder}/pid"
+number = int(open(pid).read()) if os.path.exists(pid) else 0
+lives = number and os.path.exists(f"/proc/{{number}}") and open(f"/proc/{{number}}/stat").read().split()[2] != "Z"
+if verb == "is-active":
+    sys.exit(0 if lives else 3)
+if verb == "stop" and lives:
+    os.kill(number, signal.SIGTERM)
+    while os.path.exists(f"/proc/{{number}}") and open(f"/proc/{{number}}/stat").read().split()[2] != "Z":
+        time.sleep(0.05)
+if verb == "start":
+    command = next(line for line in open(unit) if line.startswith("ExecStart=")).removeprefix("ExecStart=")
+    ready = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    ready.bind(place := "{folder}/notify%d" % time.time_ns())
+    out = open("{folder}/service.log", "ab")
+    env = {{**os.environ, "NOTIFY_SOCKET": place}}
+    child = subprocess.Popen(shlex.split(command), env=env, stdout=out, stderr=out, start_new_session=True)
+    open(pid, "w").write(str(child.pid))
+    ready.settimeout(0.2)
+    while True:
+        try:
+            sys.exit(0 if ready.recv(100) == b"READY=1" else 1)
+        except TimeoutError:
+            if child.poll() is not None:
+                sys.exit(1)
+"""
+
+
+def test_a_service_is_stopped_for_the_trial_and_starts_with_the_applied_recipe(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`moebox up --service` by its own unit; systemd is a script that starts it, waits for readiness, and stops it."""
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "systemctl"
+    program.write_text(SYSTEMCTL.format(python=sys.executable, folder=tmp_path / "config"))
+    program.chmod(0o755)
+    before = recipe.read_text()
+    install_unit(deploy(codec.read_toml(Recipe, recipe)), str(recipe), [])
+    assert control_unit("start", "ph")
+    words = ["upgrade", "apply", str(recipe), "--source", str(tmp_path / "tree"), "--by", "alive"]
+    try:
+        assert serving(recipe) == "b1"
+        assert main([*words, "--to", "llama.cpp@b6"]) == 1
+        assert (serving(recipe), recipe.read_text(), control_unit("is-active", "ph")) == ("b1", before, True)
+        assert main([*words, "--to", "llama.cpp@b2"]) == 0
+        assert (serving(recipe), read_version(recipe), control_unit("is-active", "ph")) == ("b2", "b2", True)
+        assert main(["upgrade", "rollback"]) == 0
+        assert (serving(recipe), recipe.read_text(), control_unit("is-active", "ph")) == ("b1", before, True)
+        other = tmp_path / "other.toml"
+        other.write_text(before)
+        assert main(["upgrade", "apply", str(other), *words[3:], "--to", "llama.cpp@b2"]) == 3
+        assert serving(recipe) == "b1"
+    finally:
+        control_unit("stop", "ph")
+    assert not control_unit("is-active", "ph")
 
 
 def test_an_engine_of_another_terminal_is_left_alone(recipe: Path, tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ class ShardSizes:
 
 
 def read_sizes(files: list[Path], layers: int) -> ShardSizes:
-    """Sum up the tensors of all shards; one that several files have is loaded into the same place, so it counts once."""
+    """Sum up the tensors of all shards; one that several files have is loaded into one place, so it counts once."""
     sizes, counted = ShardSizes(layers), set[str]()
     for name, tensor in (entry for path in files for entry in read_header(path)):
         if name not in counted:
@@ -126,7 +126,9 @@ def decode_header(path: Path) -> tuple[dict[str, SafetensorsEntry], int]:
             total = path.stat().st_size
             head = file.read(8)
             refuse_if(len(head) < 8, f"{path}: {total} bytes is too short for a safetensors file", hint=AGAIN)
-            refuse_if(head == b"version ", f"{path}: is a pointer of Git LFS, not the weights", hint="run `git lfs pull`")
+            refuse_if(
+                head == b"version ", f"{path}: is a pointer of Git LFS, not the weights", hint="run `git lfs pull`"
+            )
             (length,) = struct.unpack("<Q", head)
             text = f"{path}: the header's size is given as {length:,} bytes; the file has {total:,}"
             refuse_if(length > min(MAX_HEADER_BYTES, total - 8), text, hint=AGAIN)

@@ -7,11 +7,13 @@ import contextlib
 import os
 import shutil
 import socket
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 import psutil
 
@@ -179,19 +181,29 @@ def notify_systemd(message: str) -> None:
             manager.sendto(message.encode(), address.replace("@", "\0", 1) if address[0] == "@" else address)
 
 
-def install_unit(deployment: Deployment, recipe: str, settings: Sequence[str]) -> tuple[Path, list[str]]:
-    """Write a unit that keeps a recipe's engine up: of this user, or of the system for root.
+def find_unit(name: str) -> tuple[Path, list[str]]:
+    """Return where a recipe's unit lies, of this user or of the system for root, and the words that control it."""
+    if os.geteuid() == 0:
+        folder, control = Path("/etc/systemd/system"), ["systemctl"]
+    else:
+        home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+        folder, control = home / "systemd" / "user", ["systemctl", "--user"]
+    return folder / f"moebox-{make_slug(name)}.service", control
 
-    Return its path, and the commands that start it.
-    """
-    system = os.geteuid() == 0
+
+def control_unit(verb: Literal["is-active", "start", "stop"], name: str) -> bool:
+    """Let systemd do this with a recipe's unit. False if there is none, or if systemd says no."""
+    path, control = find_unit(name)
+    argv = [*control, verb, path.stem]
+    return path.exists() and bool(shutil.which(argv[0])) and not subprocess.run(argv, capture_output=True).returncode
+
+
+def install_unit(deployment: Deployment, recipe: str, settings: Sequence[str]) -> tuple[Path, list[str]]:
+    """Write a unit that keeps a recipe's engine up. Return its path, and the commands that start it."""
+    path, control = find_unit(deployment.recipe.name)
     given = [str(Path(recipe).resolve())] if Path(recipe).is_file() else [recipe]
     command = [sys.executable, "-m", "moebox", "up", *given, "--service"]
     command += [word for setting in settings for word in ("--set", setting)]
-    home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    path = Path("/etc/systemd/system") if system else home / "systemd" / "user"
-    name = f"moebox-{make_slug(deployment.recipe.name)}"
-    path.mkdir(parents=True, exist_ok=True)
-    write_atomic(path / f"{name}.service", render_service_unit(deployment, command, system=system), mode=0o644)
-    control = "systemctl" if system else "systemctl --user"
-    return path / f"{name}.service", [f"{control} daemon-reload", f"{control} enable --now {name}"]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, render_service_unit(deployment, command, system="--user" not in control), mode=0o644)
+    return path, [" ".join([*control, *words]) for words in (["daemon-reload"], ["enable", "--now", path.stem])]

@@ -23,6 +23,7 @@ from moebox import codec, files
 from moebox.checkpoint import deploy
 from moebox.core.recipe import Recipe
 from moebox.errors import BadInput, ExternalError, MoeboxError
+from moebox.flows import service
 from moebox.flows.recipes import saved_recipes_dir
 from moebox.serve import preflight, state
 from moebox.serve.session import PATIENCE_S, launch_engine, prepare_launch
@@ -47,6 +48,7 @@ class SwitchJournal:
     old: Recipe
     new: Recipe
     live: Recipe | None = None  # as it was served, with its port; None if it was not
+    by_unit: bool = False  # systemd serves it
     when: float = 0.0
 
     @property
@@ -87,18 +89,24 @@ def live_instances(name: str, *, within: str = "") -> list[state.Instance]:
 def paused_endpoint(named: str, old: Recipe, new: Recipe, run: Run) -> Iterator[SwitchJournal]:
     """Stop the live endpoint of a recipe for the length of the block; afterwards it runs again, whatever happened.
 
-    Raise ExternalError if another upgrade of it is under way, or if a terminal or a service keeps the engine.
+    Raise ExternalError if another upgrade of it is under way, or if a terminal or another program keeps the engine.
     """
     recover_upgrades()
     file = Path(named) if named.endswith(".toml") else saved_recipes_dir() / f"{old.name}.toml"
     lease = state.Lease(f"upgrade-{safe_name(old.name)}", f"moebox upgrade (process {os.getpid()})")
     serving = live_instances(old.name)
+    by_unit = service.control_unit("is-active", old.name)
     keeper: subprocess.Popen[bytes] | None = None
     try:
-        if attached := next((each for each in serving if not each.detached), None):
+        if by_unit:
+            unit = service.find_unit(old.name)[0]
+            text = unit.read_text(encoding="utf-8")
+            if str(file.resolve()) not in text and f" up {old.name} " not in text:
+                raise ExternalError(f"{unit.stem} serves another recipe of this name than {file}", hint=f"see {unit}")
+        elif attached := next((each for each in serving if not each.detached), None):
             hint = f"end it there, and start it with `moebox up {old.name} --detach`"
             raise ExternalError(f"{attached.id} is served by `moebox up` in another terminal", hint=hint)
-        live = codec.read_toml(Recipe, Path(serving[0].run) / "recipe.toml") if serving else None
+        live = codec.read_toml(Recipe, Path(serving[0].run) / "recipe.toml") if serving else old if by_unit else None
         journal = SwitchJournal(
             name=old.name,
             phase="testing",
@@ -108,11 +116,11 @@ def paused_endpoint(named: str, old: Recipe, new: Recipe, run: Run) -> Iterator[
             old=old,
             new=new,
             live=live,
+            by_unit=by_unit,
         )
         journal = save_journal(journal)
         keeper = start_keeper(journal)
-        for instance in serving:
-            stop_instance(instance)
+        stop_endpoint(journal)
         if live and preflight.accepts_connections(live.listen.host, live.listen.port):
             save_journal(journal, phase="ended", live=None)
             text = f"port {live.listen.port} answers again although its engine was stopped: a service restarts it"
@@ -165,12 +173,28 @@ def restore_endpoint(journal: SwitchJournal) -> None:
     for instance in live_instances("", within=journal.run):
         stop_instance(instance)
     if journal.phase in ("switching", "applied"):
-        for instance in live_instances(journal.name):
-            stop_instance(instance)
+        stop_endpoint(journal)
         _write_recipe(journal, journal.before)
     if journal.live and not live_instances(journal.name):
-        start_detached(journal.live)
+        start_endpoint(journal, journal.live)
     save_journal(journal, phase="ended")
+
+
+def stop_endpoint(journal: SwitchJournal) -> None:
+    """Stop the recipe's engines, and the unit that would start one again."""
+    if journal.by_unit:
+        service.control_unit("stop", journal.name)
+    for instance in live_instances(journal.name):
+        stop_instance(instance)
+
+
+def start_endpoint(journal: SwitchJournal, recipe: Recipe) -> None:
+    """Start `recipe`, or the unit, which reads the recipe's file. Raise ExternalError if it does not start."""
+    if not journal.by_unit:
+        start_detached(recipe)
+    elif not service.control_unit("start", journal.name):
+        unit = service.find_unit(journal.name)[0].stem
+        raise ExternalError(f"systemd did not start {unit}", hint=f"`journalctl -u {unit}` shows why")
 
 
 def apply_switch(journal: SwitchJournal) -> SwitchJournal:
@@ -178,11 +202,10 @@ def apply_switch(journal: SwitchJournal) -> SwitchJournal:
     journal = save_journal(journal, phase="switching")
     new, live = journal.new, journal.live
     try:
-        if live:
-            for instance in live_instances(journal.name):
-                stop_instance(instance)
-            start_detached(dataclasses.replace(new, listen=live.listen))
         _write_recipe(journal, codec.to_toml(new))
+        if live:
+            stop_endpoint(journal)
+            start_endpoint(journal, dataclasses.replace(new, listen=live.listen))
         if live and not preflight.accepts_connections(live.listen.host, live.listen.port):
             raise ExternalError(f"{new.engine} {new.engine_version} ended as soon as {journal.name} was switched to it")
     except BaseException:
