@@ -7,17 +7,20 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from moebox import codec
 from moebox.checkpoint import deploy
+from moebox.cli import main
 from moebox.core.recipe import Listen, Recipe, Runtime
 from moebox.errors import ExternalError
 from moebox.flows.service import Service, install_unit
-from moebox.serve import preflight
+from moebox.serve import preflight, state
 from moebox.serve.faults import LaunchFailed
 from moebox.serve.session import EngineSession, send_to_guard
 from moebox.serve.where import ServiceSettings
@@ -96,6 +99,24 @@ def test_moebox_down_stops_the_service_too(tmp_path: Path):
     with service_of("good", tmp_path) as service:
         service.keep_up(patience_s=30, on_ready=lambda session: send_to_guard(session.guard, b"stop\n"))
     assert service.restarts == 0
+
+
+def test_moebox_down_stops_a_service_between_two_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """The engine was killed, and the service waits before it starts another one."""
+    path = tmp_path / "service-good.toml"
+    path.write_text(codec.to_toml(acting("good")))
+    words = ["up", str(path), "--service", "--set", "service.pause_s=600", "--set", "service.min_free_gib=0"]
+    env = {**os.environ, "NOTIFY_SOCKET": str(tmp_path / "nobody")}
+    with no_longer_than(60), subprocess.Popen([sys.executable, "-m", "moebox", *words], env=env) as child:
+        while not (live := [each for each in state.list_instances() if each.ready]):
+            time.sleep(0.05)
+        os.kill(live[0].guard_state.engine, signal.SIGKILL)
+        while any(each.is_alive for each in state.list_instances()):
+            time.sleep(0.05)
+        assert main(["down", "service-good"]) == 0
+        assert "service-good: a service between two starts, now stopped" in capsys.readouterr().out
+        assert child.wait() in (0, 130, 143, -signal.SIGTERM)
+    assert not state.held_services()
 
 
 def test_an_engine_that_never_starts_is_given_up(tmp_path: Path):

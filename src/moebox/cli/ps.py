@@ -133,18 +133,20 @@ def down(
         all_: Stop every engine, and remove what earlier ones left behind.
     """
     from moebox.serve import state
-    from moebox.serve.stop import kill_orphans, list_containers, remove_container, stop_instance
+    from moebox.serve.stop import kill_orphans, list_containers, remove_container, stop_instance, stop_services
 
     refuse_if(all_ and name, "either a name or --all")
     instances = state.list_instances()
     # found before anything is stopped: what an engine leaves now is its own
     orphans = {*state.orphan_processes(), *list_containers()} - {instance.id for instance in instances}
     chosen = sorted(orphans if all_ else orphans & {name or ""})
+    services = stop_services(*(state.held_services() if all_ or not (name or instances) else [name or ""]))
     if not all_:
-        instances = [] if chosen else [state.find_instance(name)]
+        instances = [] if chosen or services else [state.find_instance(name)]
     stopped: list[dict[str, object]] = [
-        {"id": instance.id, "was": instance.status, "signals": stop_instance(instance)} for instance in instances
+        {"id": service, "was": "a service between two starts", "signals": ["SIGTERM"]} for service in services
     ]
+    stopped += [{"id": each.id, "was": each.status, "signals": stop_instance(each)} for each in instances]
     for orphan in chosen:
         containers = list_containers()
         if orphan in containers:

@@ -240,6 +240,18 @@ class Lease:
         self.file.close()
 
 
+def held_services() -> dict[str, int]:
+    """Recipes that `moebox up --service` keeps up, and its process; between two starts no engine of it is known."""
+    found = {}
+    for path in (state_dir() / "leases").glob("service-*"):
+        with path.open(encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                found[path.name.removeprefix("service-")] = int(file.read(200).rpartition(" ")[2] or 0)
+    return found
+
+
 @contextlib.contextmanager
 def hold_endpoint(url: str, holder: str) -> Iterator[None]:
     """Hold a server while it is checked or measured, so that no other moebox command of this user disturbs it.

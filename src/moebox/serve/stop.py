@@ -43,6 +43,17 @@ def stop_instance(instance: state.Instance) -> list[str]:
     return signals + ["SIGKILL"] * bool(swept)
 
 
+def stop_services(*names: str) -> list[str]:
+    """Stop the processes that keep these recipes up while no engine of them runs. Return those that were there."""
+    running = {instance.recipe for instance in state.list_instances() if instance.is_alive}
+    idle = {name: pid for name, pid in state.held_services().items() if name in names and name not in running}
+    for pid in filter(None, idle.values()):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGTERM)
+    wait_for(lambda: not idle.keys() & state.held_services(), MARGIN_S, every_s=0.05)
+    return list(idle)
+
+
 def kill_orphans(name: str) -> int:
     """Kill every process of an engine that has no guard. Return their number."""
     found = state.orphan_processes().get(name, [])
