@@ -77,7 +77,8 @@ def judge_condition(condition: tuple[str, str, float], looks: Sequence[MetricsLo
         values = [look.figures[name] for look in looks[-MAX_WINDOWS * size :] if name in look.figures][-MIN_KNOWN:]
     if len(values) < min(MIN_KNOWN, KNOWN_SHARE * size) or not values:
         return ""
-    usual, used, middle = "", len(values), statistics.median
+    usual, used = "", len(values)
+    middle: Callable[[list[float]], float] = statistics.median
     if comparison.startswith("mean "):
         comparison, values, middle = comparison.removeprefix("mean "), [statistics.fmean(values)], statistics.fmean
     if comparison.startswith("x"):
