@@ -192,7 +192,7 @@ def find_unit(name: str) -> tuple[Path, list[str]]:
 
 
 def control_unit(verb: Literal["is-active", "start", "stop"], name: str) -> bool:
-    """Let systemd do this with a recipe's unit. False if there is none, or if systemd says no."""
+    """Let systemd do this with a recipe's unit. False if there is none, or if systemd refuses."""
     path, control = find_unit(name)
     argv = [*control, verb, path.stem]
     return path.exists() and bool(shutil.which(argv[0])) and not subprocess.run(argv, capture_output=True).returncode
