@@ -93,20 +93,18 @@ def recommend_checks(record: RunRecord) -> Iterator[Recommendation]:
     failed = [check for check in record.failed_checks if not check.habits]
     if failed:
         reasons = "; ".join(f"{check.name}: {check.reason}" if check.reason else check.name for check in failed[:3])
-        names = join_names([check.name for check in failed])
-        text = f"{names} failed ({reasons}). Speed means little until these pass."
+        text = (
+            f"{join_names([check.name for check in failed])} failed ({reasons}). Speed means little until these pass."
+        )
         yield Recommendation(
             subject="checks", title="Fix the failing checks first", text=text, rule="Any failed check.", weight=0
         )
-    quirks = [
-        f"{check.name} shows a known quirk of {'; of '.join(check.habits)}."
-        for check in record.all_checks
-        if check.habits and check.verdict in ("warn", "fail")
-    ]
-    if quirks:
+    names = [check.name for check in record.all_checks if check.habits and check.verdict in ("warn", "fail")]
+    if names:
         title = "Prepare clients for this engine's quirks"
+        text = f"The warnings of {join_names(names)} name each known quirk, and what a client can do."
         rule = "A check whose failure or warning is a known quirk of the engine."
-        yield Recommendation(subject="quirks", title=title, text=" ".join(quirks), rule=rule, weight=1)
+        yield Recommendation(subject="quirks", title=title, text=text, rule=rule, weight=1)
 
 
 def recommend_requests(record: RunRecord) -> Iterator[Recommendation]:
