@@ -45,14 +45,13 @@ def message_request(
         "temperature": 0,
         "max_tokens": session.token_limit(question.max_tokens),
         "stream": stream,
+        **session.template_arguments(thinking=False),
     }
     if functions:
         body["tools"] = [
             {"name": function["name"], "description": function["description"], "input_schema": function["parameters"]}
             for function in functions
         ]
-    if session.accepts_template_arguments:
-        body["chat_template_kwargs"] = {"thinking": False, "enable_thinking": False}
     return body
 
 

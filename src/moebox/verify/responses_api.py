@@ -38,12 +38,11 @@ def response_request(session: CheckSession, question: Question, *, stream: bool 
         "max_output_tokens": session.token_limit(question.max_tokens),
         "stream": stream,
         "store": False,
+        **session.template_arguments(thinking=False),
         **more,
     }
     if question.tools:
         body["tools"] = [{"type": "function", **tool["function"]} for tool in question.tools]
-    if session.accepts_template_arguments:
-        body["chat_template_kwargs"] = {"thinking": False, "enable_thinking": False}
     return body
 
 

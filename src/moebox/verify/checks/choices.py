@@ -48,7 +48,7 @@ async def probe_choices(session: CheckSession) -> str | ProbeWarning:
         nonlocal ignored
         question = session.draw(family)
         settings: Mapping[str, Any] = {"temperature": NEAR_GREEDY, "max_tokens": question.max_tokens}
-        settings = {**settings, "tools": list(question.tools) or None, "stream": stream or None}
+        settings = {**settings, "tools": list(question.tools) or None, "stream": stream}
         exchange = await session.post_chat(session.chat_request(question.messages, n=CHOICES, **settings))
         with skip_if_rejected(f"the server does not accept n {CHOICES}"):
             raise_for_failure(exchange)

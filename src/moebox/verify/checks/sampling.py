@@ -25,7 +25,7 @@ async def probe_temperature(session: CheckSession) -> str | ProbeWarning:
     """Answers at a high temperature differ from each other, streamed and whole."""
     sure = True
     for question in OPEN_QUESTIONS:
-        answers = [await _ask_hot(session, question, stream=stream or None) for stream in MODES]
+        answers = [await _ask_hot(session, question, stream=stream) for stream in MODES]
         if not any(_differ(answers, stream) for stream in (False, True)):
             surprise = [-logprob for logprob in answers[0].logprobs]
             sure = sure and bool(surprise) and sum(surprise) / len(surprise) < SURE_NATS
@@ -34,7 +34,7 @@ async def probe_temperature(session: CheckSession) -> str | ProbeWarning:
             if _differ(answers, stream):
                 continue
             # Chance, or a mode in which temperature is not read
-            more = [await _ask_hot(session, question, stream=stream or None) for _ in MODES]
+            more = [await _ask_hot(session, question, stream=stream) for _ in MODES]
             if not _differ([*answers, *more], stream):
                 return ProbeWarning(f"answers at temperature {HOT} differ, but {title} are identical")
         certain = all(answer.logprobs and not any(answer.logprobs) for answer in answers)
