@@ -8,10 +8,9 @@ from typing import Literal
 
 from moebox.core.deployment import Deployment
 from moebox.core.plan import PlanWarning
-from moebox.core.remedy import choose_remedy
 from moebox.core.support import Support, known_to_run, support_for
 from moebox.core.support_matrix import STATE_TEXT, Setup, SupportRow, build_of
-from moebox.core.symptom import changes_text
+from moebox.core.symptom import changes_text, choose_remedy
 from moebox.engines.flags import version_or_newest
 
 # Answers by deployment: a plan asks for the refusals, the forecast and the discounts of each candidate.

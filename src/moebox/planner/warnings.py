@@ -10,7 +10,7 @@ from moebox.core import gpu_list, registry, symptom
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
 from moebox.core.plan import Memory, PlanWarning
-from moebox.core.remedy import choose_remedy
+from moebox.core.symptom import choose_remedy
 from moebox.sizing.constants import bytes_held_by_others
 from moebox.units import format_count, format_gb, plural
 
