@@ -90,7 +90,7 @@ def support_warnings(deployment: Deployment) -> list[PlanWarning]:
 def _certain(setup: Setup, support: Support) -> Iterator[PlanWarning]:
     for refusal in support.refusals:
         source = f"{refusal.at} of {setup.engine} {refusal.release}" if refusal.release else refusal.at
-        yield PlanWarning(symptom="", text=refusal.text, remedy=refusal.remedy, severity="fatal", source=source)
+        yield PlanWarning(text=refusal.text, remedy=refusal.remedy, severity="fatal", source=source)
     for match in support.matches:
         if match.row.state != "runs":
             slow = match.row.state == "slow" and match.row.estimated

@@ -20,7 +20,7 @@ from moebox.verify.client import STALLED_S, UNREACHABLE, ExchangeClient, StallDe
 from moebox.verify.completions import ChatAnswer, implausible_usage, parse_chat_stream, parse_completion
 from moebox.verify.options import VerifyOptions
 from moebox.verify.statistics import FailureCounts, KindName, Suspect
-from moebox.verify.violations import PromptCounts, Violation, ViolationKind, parse_strict_json
+from moebox.verify.violations import PromptCounts, Violation, ViolationKind, parse_strict_json, stream_problem
 
 MIN_ANSWER_TOKENS = 512  # always requested, however short the context is
 PROMPT_TOKENS = 1024  # of a short context, left for prompts
@@ -275,9 +275,7 @@ class ServerSession:
         """Parse a reply and count all violations. Raise ProbeFailed if there is no answer in it."""
         self.skip_if_context_too_short(exchange)
         raise_for_failure(exchange)
-        media_type = exchange.headers.get("content-type", "")
-        if stream and "text/event-stream" not in media_type.lower():
-            reason = f"requested a stream, got {media_type or 'no content type'}"
+        if stream and (reason := stream_problem(exchange)):
             self.failures.add("reply-format", reason, stream=True)
             raise ProbeFailed(reason)
         answer = parse_chat_stream(exchange) if stream else parse_completion(exchange)

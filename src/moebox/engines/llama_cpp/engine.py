@@ -5,7 +5,7 @@ from pathlib import PurePosixPath
 
 from moebox.core.deployment import Deployment
 from moebox.core.plan import PlanWarning
-from moebox.core.recipe import Hybrid, Recipe
+from moebox.core.recipe import Recipe
 from moebox.engines.arguments import LaunchNode
 from moebox.engines.assemble import python_entry
 from moebox.engines.flags import Argument
@@ -72,7 +72,7 @@ class LlamaCppEngine(GgmlEngine):
 
     def find_refusals(self, deployment: Deployment) -> list[PlanWarning]:
         recipe, flags, found = deployment.recipe, deployment.recipe.flags, super().find_refusals(deployment)
-        quant, hybrid = quantization_of(deployment), recipe.hybrid or Hybrid()
+        quant, hybrid = quantization_of(deployment), recipe.placement
         if IK_QUANT.search(quant):
             text = f"llama.cpp cannot read {quant}: «invalid ggml type»; only ik_llama.cpp has it"
             source = "type tables of both, November 2026"
