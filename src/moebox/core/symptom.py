@@ -1,6 +1,6 @@
 """Known failures: how each looks, its cause, its fix and the conditions under which it occurs.
 
-The tables are symptoms.toml and kernels.toml of `moebox/data`; `doctor.logs` searches logs for symptoms.
+The tables are symptoms.toml, kernels.toml and xids.toml of `moebox/data`; `doctor.logs` searches logs for symptoms.
 """
 
 import functools
@@ -202,3 +202,44 @@ def choose_remedy(
         return remedy, missing
     table = load_table("symptoms")["next_best"]
     return f"{already}; {table.get(area) or table['any']}", {}
+
+
+XID_LINE = re.compile(r"NVRM: Xid \([^)]*\): (?P<xid>\d+)")
+Owner = Literal["application", "driver", "hardware", "thermal", "bus"]
+FAULTS: dict[Owner, str] = {
+    "application": "the program that ran on the GPU",
+    "driver": "the driver or its firmware",
+    "hardware": "the GPU itself",
+    "thermal": "cooling or power",
+    "bus": "the PCIe link: slot, riser, cable or power",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Xid:
+    """A row of data/xids.toml."""
+
+    number: int
+    name: str
+    meaning: str
+    owner: Owner
+    action: str
+    severity: Severity
+    source: str
+
+    @property
+    def cause(self) -> str:
+        """The meaning and the usual fault in one text."""
+        return f"Xid {self.number}, {self.name}: {self.meaning} Usually the fault of {FAULTS[self.owner]}."
+
+
+@functools.cache
+def xids() -> dict[int, Xid]:
+    """Every Xid of NVIDIA's table by number."""
+    return {xid.number: xid for xid in table_rows(Xid, "xids", "xid")}
+
+
+def xid_of_line(line: str) -> Xid | None:
+    """The Xid that a kernel log line reports, or None if it reports none that is known."""
+    match = XID_LINE.search(line)
+    return xids().get(int(match["xid"])) if match else None
