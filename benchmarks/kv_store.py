@@ -23,7 +23,7 @@ from moebox.phantom.question import Question
 from moebox.phantom.text_questions import haystack_questions
 from moebox.serve import kv_store, session
 from moebox.store import Run
-from moebox.verify.checks.returning import with_new_codes
+from moebox.verify.checks.cache import with_new_codes
 
 
 def ask_slot(live: Endpoint, action: str, name: str) -> None:

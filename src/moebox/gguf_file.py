@@ -1,12 +1,70 @@
-"""Write GGUF headers, for generated and derived files (docs/gguf.md in ggml)."""
+"""GGUF headers (docs/gguf.md in ggml): read without trust in the file, and written for generated and derived files."""
 
+import mmap
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moebox.errors import BadInput
 
 MetadataValue = bool | int | float | str | list[str] | list[int]
 ALIGNMENT = 32
 F32, F16 = 0, 1  # ggml.h, enum ggml_type
+MAX_ITEMS = 10_000_000  # of one array; Kimi's token list has 163,840
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+
+
+class HeaderCutShort(BadInput):
+    """The header runs past the end of the file."""
+
+
+class HeaderCursor:
+    """Reads the bytes of a header, and raises BadInput instead of reading past their end.
+
+    Of an array with more than `kept` items only the length is kept, as a range.
+    """
+
+    def __init__(self, data: mmap.mmap | bytes, path: Path, *, kept: int = 64) -> None:
+        self.data, self.path, self.kept, self.at, self.end = data, path, kept, 0, len(data)
+
+    def skip_bytes(self, size: int) -> int:
+        """Move on by `size` bytes and return the position before."""
+        if size < 0 or size > self.end - self.at:
+            raise HeaderCutShort(f"{self.path}: the header runs past the end of the file (truncated download?)")
+        self.at += size
+        return self.at - size
+
+    def read_scalar(self, code: str) -> Any:
+        return struct.unpack_from("<" + code, self.data, self.skip_bytes(struct.calcsize("<" + code)))[0]
+
+    def read_text(self) -> str:
+        start = self.skip_bytes(self.read_scalar("Q"))
+        return self.data[start : self.at].decode("utf-8", errors="replace")
+
+    def read_value(self, kind: int, depth: int = 0) -> Any:
+        if kind in _SCALARS:
+            return self.read_scalar(_SCALARS[kind])
+        if kind == _STRING:
+            return self.read_text()
+        if kind != _ARRAY or depth > 4:
+            raise BadInput(f"{self.path}: metadata of the unknown kind {kind}")
+        inner, items = self.read_scalar("I"), self.read_scalar("Q")
+        if items > MAX_ITEMS:
+            raise BadInput(f"{self.path}: an array of {items:,} items is not plausible")
+        if items <= self.kept:
+            return [self.read_value(inner, depth + 1) for _ in range(items)]
+        if inner in _SCALARS:
+            self.skip_bytes(items * struct.calcsize("<" + _SCALARS[inner]))
+            return range(items)
+        for _ in range(items):
+            if inner == _STRING:
+                self.skip_bytes(self.read_scalar("Q"))
+            else:
+                self.read_value(inner, depth + 1)
+        return range(items)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

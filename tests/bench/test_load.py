@@ -14,7 +14,7 @@ import pytest
 
 from moebox.bench.client_check import joined_share, merged_share
 from moebox.bench.measure import MeasuredLoad, measure_load
-from moebox.bench.probe import choose_words, probe_stream
+from moebox.bench.probe import probe_endpoint
 from moebox.core.endpoint import endpoint_from_url
 from moebox.core.measure import Load, Workload
 from moebox.core.result import result_document
@@ -29,7 +29,7 @@ LOAD = Load(concurrency=4, requests=12)
 def run(url: str, work: Workload = WORK, load: Load = LOAD, **more: object) -> MeasuredLoad:
     """One measurement of the server at `url`."""
     endpoint = endpoint_from_url(url, "m", key=str(more.pop("key")) if "key" in more else None)
-    return measure_load(probe_stream(endpoint, choose_words(endpoint)), work, load, scrape_metrics=False, **more)  # type: ignore[arg-type]
+    return measure_load(probe_endpoint(endpoint), work, load, scrape_metrics=False, **more)  # type: ignore[arg-type]
 
 
 def test_a_good_server_is_counted_exactly() -> None:
@@ -241,7 +241,7 @@ def test_a_server_that_is_gone_fails_every_request() -> None:
     """No connection is a failure with a reason, not a traceback."""
     with serving(good) as server:
         endpoint = endpoint_from_url(server.url, "m")
-        subject = probe_stream(endpoint, choose_words(endpoint))
+        subject = probe_endpoint(endpoint)
         server.listener.close()
         time.sleep(0.05)
     gone = replace(subject, address=sockets.address_from_url("http://127.0.0.1:9/v1"))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from moebox.bench.measure import measure_load
-from moebox.bench.probe import choose_words, probe_stream
+from moebox.bench.probe import choose_words, probe_endpoint
 from moebox.cli import main
 from moebox.core.endpoint import endpoint_from_url
 from moebox.core.measure import Load, Workload
@@ -42,7 +42,7 @@ def test_streams_over_tls(certificate: tuple[Path, Path]) -> None:
     """Certificates are checked by default, and kernel times are kept."""
     with serving(good, wrap=tls(certificate)) as server:
         endpoint = endpoint_from_url(server.url.replace("http://", "https://"), "m")
-        subject_ = probe_stream(endpoint, choose_words(endpoint), ca_file=str(certificate[0]))
+        subject_ = probe_endpoint(endpoint, ca_file=str(certificate[0]))
         result = measure_load(subject_, WORK, LOAD, scrape_metrics=False).result
 
     assert (result.completed, result.total_output_tokens) == (12, 72)

@@ -6,9 +6,8 @@ import pytest
 
 from moebox.core.change import with_settings
 from moebox.core.recipe import Recipe
-from moebox.core.remedy import choose_remedy, missing_changes
 from moebox.core.support_matrix import SupportRow, support_rows
-from moebox.core.symptom import Symptom, symptoms
+from moebox.core.symptom import Symptom, choose_remedy, missing_changes, symptoms
 from moebox.doctor.logs import make_finding
 
 RECIPE = Recipe(name="any", engine="vllm", model="kimi-k2.6", checkpoint="int4", served_name="any")

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from moebox.cli import main
-from moebox.core.symptom import symptoms
-from moebox.core.xid import xids
+from moebox.core.symptom import symptoms, xids
 from moebox.doctor.logs import search_pieces
 from tests.driving import call_main
 

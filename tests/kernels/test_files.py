@@ -12,7 +12,7 @@ import pytest
 from moebox.cli import main
 from moebox.core.kernel import KernelLaunch, find_arch
 from moebox.errors import BadInput, ExternalError, Unsupported
-from moebox.kernels import cache, configs, patch
+from moebox.kernels import cache, patch, tuned_files
 from moebox.kernels.fix import LaunchCandidate, LaunchRemedy
 
 LAUNCH = KernelLaunch(
@@ -81,7 +81,7 @@ def test_tuned_files_that_cannot_launch_are_named(tmp_path: Path, capsys: pytest
     tuned(tmp_path, "E=384,N=256,device_name=NVIDIA_H100,dtype=fp8_w8a8,block_shape=[128,128].json", BLOCK_SIZE_K=256)
     tuned(tmp_path, "E=384,N=256,device_name=NVIDIA_H100,dtype=int8_w8a16.json")
     plain, block, packed = sorted(
-        configs.check_tuned_files(tmp_path, find_arch("sm_120")), key=lambda one: len(one.file)
+        tuned_files.check_tuned_files(tmp_path, find_arch("sm_120")), key=lambda one: len(one.file)
     )
     assert plain.bad is not None
     assert [entry.shared_bytes for entry in plain.bad] == [4 * 192 * 128 * 2]
@@ -96,7 +96,9 @@ def test_int4_files_are_judged_and_those_of_other_kernels_are_not(tmp_path: Path
     """int4: (stages - 1) x M x K x 2 + N x K x 2 bytes; files without Triton's blocks need another judge."""
     tuned(tmp_path, "E=384,N=128,device_name=X,dtype=int4_w4a16_down.json", BLOCK_SIZE_N=256)
     (tmp_path / "E=384,N=256,device_name=X,dtype=int4_w4a16,backend=flydsl.json").write_text('{"1": {"tile_m": 16}}')
-    other, ours = sorted(configs.check_tuned_files(tmp_path, find_arch("sm_120")), key=lambda one: one.bad is not None)
+    other, ours = sorted(
+        tuned_files.check_tuned_files(tmp_path, find_arch("sm_120")), key=lambda one: one.bad is not None
+    )
     assert other.verdict == "needs compiling"
     assert ours.bad is not None
     assert [entry.shared_bytes for entry in ours.bad] == [4 * 64 * 128 * 2 + 256 * 128 * 2]
@@ -106,7 +108,7 @@ def test_a_file_that_is_no_configuration_is_named(tmp_path: Path):
     """Not a traceback out of JSON."""
     (tmp_path / "E=1,N=1,device_name=X.json").write_text("[]")
     with pytest.raises(BadInput, match="not a fused-MoE configuration"):
-        configs.check_tuned_files(tmp_path, find_arch("sm_120"))
+        tuned_files.check_tuned_files(tmp_path, find_arch("sm_120"))
 
 
 def site(tmp_path: Path) -> Path:

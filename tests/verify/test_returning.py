@@ -18,7 +18,7 @@ from moebox.phantom.text_questions import haystack_questions
 from moebox.serve import kv_store, session, state
 from moebox.serve.stop import stop_instance
 from moebox.store import Run
-from moebox.verify.checks.returning import with_new_codes
+from moebox.verify.checks.cache import with_new_codes
 from moebox.verify.options import VerifyOptions
 from moebox.verify.runner import run_checks
 from tests.embedded import phantom_recipe

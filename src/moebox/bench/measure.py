@@ -156,7 +156,7 @@ def _warm_up(job: LoadJob, requests: int, watcher: ProgressWatcher) -> int:
 def _count_tokens(probed: ProbedEndpoint, samples: Samples) -> tuple[bool, UsageCheck | None]:
     """Count replies with the tokenizer, or check the server's counts. Return False if there is no tokenizer left."""
     try:
-        with open_token_counter(probed.endpoint, probed.words, tls=probed.tls) as count:
+        with open_token_counter(probed) as count:
             if count is None:
                 return False, None
             counted = probed.reports_usage and not probed.simulation  # the text of a simulation is made up

@@ -65,26 +65,12 @@ def probe_endpoint(
     ca_file: str = "",
     timeout_s: float = 600.0,
 ) -> ProbedEndpoint:
-    """Probe the server, and then choose words by its tokenizer or a local one."""
-    probed = probe_stream(
-        endpoint, UNCALIBRATED_WORDS, api=api, insecure=insecure, ca_file=ca_file, timeout_s=timeout_s
-    )
-    words = choose_words(endpoint, tokenizer=tokenizer, timeout_s=timeout_s, tls=probed.tls)
-    return replace(probed, words=words)
+    """Ask for a few tokens: does the server answer, stream, count tokens, and accept ignore_eos?
 
-
-def probe_stream(
-    endpoint: Endpoint,
-    words: PromptWords,
-    *,
-    api: str = "chat",
-    insecure: bool = False,
-    ca_file: str = "",
-    timeout_s: float = 600.0,
-) -> ProbedEndpoint:
-    """Ask for a few tokens: does the server answer, stream, count tokens, and accept ignore_eos?"""
+    Then choose words by its tokenizer or a local one.
+    """
     address = sockets.address_from_url(endpoint.base_url, insecure=insecure, ca_file=ca_file)
-    opening = " ".join(["one", "two", *random.sample(words.words, 3)])
+    opening = " ".join(["one", "two", *random.sample(UNCALIBRATED_WORDS.words, 3)])
     until = time.monotonic() + timeout_s
     reply = _ask_tokens(endpoint, address, api, opening, until, max_tokens=4, ignore_eos=True)
     ignores_eos = not reply.error
@@ -94,15 +80,16 @@ def probe_stream(
         hint = KEY_HINT if reply.status in AUTH_STATUSES else "--model must be a name that /v1/models lists"
         raise ExternalError(f"{endpoint.base_url}: {reply.error}", hint=hint)
     template_tokens = (reply.prompt_tokens or 0) - len(opening.split())
-    return ProbedEndpoint(
+    probed = ProbedEndpoint(
         endpoint=endpoint,
         address=address,
-        words=words,
+        words=UNCALIBRATED_WORDS,
         reports_usage=reply.completion_tokens is not None,
         ignores_eos=ignores_eos,
         simulation=SIMULATION_HEADER in reply.headers,
         template_tokens=template_tokens if 0 < template_tokens < MAX_TEMPLATE_TOKENS else 0,
     )
+    return replace(probed, words=choose_words(endpoint, tokenizer=tokenizer, timeout_s=timeout_s, tls=probed.tls))
 
 
 def measure_code_words(probed: ProbedEndpoint, api: str) -> PromptWords:
@@ -161,9 +148,7 @@ def choose_words(
     """
     if tokenizer:
         return replace(calibrate_words(_local_token_counter(tokenizer), "tokenizer.json"), tokenizer=tokenizer)
-    with http.HttpSession(
-        headers=endpoint.headers, tls=tls or http.trusted_certificates(endpoint.server_url)
-    ) as session:
+    with _open_session(endpoint, tls) as session:
         count = _server_token_counter(endpoint, session, time.monotonic() + min(timeout_s, TOKENIZE_S))
         if count is None:
             return UNCALIBRATED_WORDS
@@ -177,17 +162,18 @@ def choose_words(
 
 
 @contextlib.contextmanager
-def open_token_counter(
-    endpoint: Endpoint, words: PromptWords, *, tls: ssl.SSLContext | None = None
-) -> Iterator[TokenCounter | None]:
+def open_token_counter(probed: ProbedEndpoint) -> Iterator[TokenCounter | None]:
     """Yield a function that counts the tokens of a text, or None if there is no tokenizer."""
-    if words.tokenizer != SERVER_TOKENIZER:
-        yield _local_token_counter(words.tokenizer) if words.tokenizer else None
+    tokenizer = probed.words.tokenizer
+    if tokenizer != SERVER_TOKENIZER:
+        yield _local_token_counter(tokenizer) if tokenizer else None
         return
-    with http.HttpSession(
-        headers=endpoint.headers, tls=tls or http.trusted_certificates(endpoint.server_url)
-    ) as session:
-        yield _server_token_counter(endpoint, session, math.inf)
+    with _open_session(probed.endpoint, probed.tls) as session:
+        yield _server_token_counter(probed.endpoint, session, math.inf)
+
+
+def _open_session(endpoint: Endpoint, tls: ssl.SSLContext | None) -> http.HttpSession:
+    return http.HttpSession(headers=endpoint.headers, tls=tls or http.trusted_certificates(endpoint.server_url))
 
 
 def calibrate_words(count: TokenCounter, source: str) -> PromptWords:

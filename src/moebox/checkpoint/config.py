@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from moebox import loose
+from moebox import codec, loose
 from moebox.checkpoint.stacks import SUPPORTED, ConfigFields, attention_stack
 from moebox.checkpoint.unknown import model_from_unknown_config
 from moebox.core import catalogue
@@ -54,9 +54,7 @@ def model_from_config(config: Any, *, name: str, where: str) -> Model:
         vocab=fields.integer("vocab_size", least=1),
         tied=fields.is_true("tie_word_embeddings"),
         context=max(fields.integer("max_position_embeddings", least=1), stretched),
-        mla=stack.mla,
-        gqa=stack.gqa,
-        others=stack.others,
+        **codec.shared_fields(stack, Model),
         moe=_read_moe(fields, architecture),
         vision=vision,
         mtp_layers=fields.integer("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", default=0),

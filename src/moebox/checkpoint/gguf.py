@@ -7,7 +7,6 @@ file's size, so that a hostile file costs no more than its own size.
 import functools
 import mmap
 import os
-import struct
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -20,16 +19,13 @@ from moebox.core import catalogue
 from moebox.core.layers import Mamba
 from moebox.core.model import Checkpoint, Component, Gqa, Layers, Licence, Mla, Model, Moe
 from moebox.errors import BadInput, refuse_if
+from moebox.gguf_file import HeaderCursor, HeaderCutShort
 from moebox.hub.names import gguf_part_names
 
 MAGIC = b"GGUF"
 MAX_TENSORS = 1_000_000
 MAX_KEYS = 100_000
-MAX_ITEMS = 10_000_000  # of one array; Kimi's token list has 163,840
 KNOWN = ("deepseek2", "qwen3moe", "glm4moe", "minimax-m2", "gpt-oss")
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_STRING, _ARRAY = 8, 9
-_MAX_KEPT = 64  # of a longer array only the length is kept, as a range
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,66 +49,20 @@ def ggml_types() -> dict[int, tuple[str, int, int, str]]:
     return {row["id"]: (name, row["weights"], row["bytes"], row["engine"]) for name, row in rows.items()}
 
 
-class HeaderCutShort(BadInput):
-    """The header runs past the end of the file."""
-
-
-class HeaderCursor:
-    """Reads the bytes of a header, and raises BadInput instead of reading past their end."""
-
-    def __init__(self, data: mmap.mmap, path: Path) -> None:
-        self.data, self.path, self.at, self.end = data, path, 0, len(data)
-
-    def skip_bytes(self, size: int) -> int:
-        """Move on by `size` bytes and return the position before."""
-        if size < 0 or size > self.end - self.at:
-            raise HeaderCutShort(f"{self.path}: the header runs past the end of the file (truncated download?)")
-        self.at += size
-        return self.at - size
-
-    def read_scalar(self, code: str) -> Any:
-        return struct.unpack_from("<" + code, self.data, self.skip_bytes(struct.calcsize("<" + code)))[0]
-
-    def read_text(self) -> str:
-        start = self.skip_bytes(self.read_scalar("Q"))
-        return self.data[start : self.at].decode("utf-8", errors="replace")
-
-    def read_value(self, kind: int, depth: int = 0) -> Any:
-        if kind in _SCALARS:
-            return self.read_scalar(_SCALARS[kind])
-        if kind == _STRING:
-            return self.read_text()
-        if kind != _ARRAY or depth > 4:
-            raise BadInput(f"{self.path}: metadata of the unknown kind {kind}")
-        inner, items = self.read_scalar("I"), self.read_scalar("Q")
-        if items > MAX_ITEMS:
-            raise BadInput(f"{self.path}: an array of {items:,} items is not plausible")
-        if items <= _MAX_KEPT:
-            return [self.read_value(inner, depth + 1) for _ in range(items)]
-        if inner in _SCALARS:
-            self.skip_bytes(items * struct.calcsize("<" + _SCALARS[inner]))
-            return range(items)
-        for _ in range(items):
-            if inner == _STRING:
-                self.skip_bytes(self.read_scalar("Q"))
-            else:
-                self.read_value(inner, depth + 1)
-        return range(items)
-
-    def read_tensor(self) -> HeaderTensor:
-        name, dimensions = self.read_text(), self.read_scalar("I")
-        if dimensions > 8:
-            raise BadInput(f"{self.path}: tensor {name[:80]!r} has {dimensions} dimensions")
-        elements = prod(self.read_scalar("Q") for _ in range(dimensions))
-        number = self.read_scalar("I")
-        self.read_scalar("Q")  # the offset of its data
-        known = ggml_types().get(number)
-        if known is None:
-            raise BadInput(f"{self.path}: tensor {name[:80]!r} has the unknown type {number}")
-        if elements >= 2**50:
-            raise BadInput(f"{self.path}: tensor {name[:80]!r} has {elements:,} elements, which is not plausible")
-        title, weights, size, _ = known
-        return HeaderTensor(name, elements, -(-elements // weights) * size, title)
+def read_tensor(cursor: HeaderCursor) -> HeaderTensor:
+    name, dimensions = cursor.read_text(), cursor.read_scalar("I")
+    if dimensions > 8:
+        raise BadInput(f"{cursor.path}: tensor {name[:80]!r} has {dimensions} dimensions")
+    elements = prod(cursor.read_scalar("Q") for _ in range(dimensions))
+    number = cursor.read_scalar("I")
+    cursor.read_scalar("Q")  # the offset of its data
+    known = ggml_types().get(number)
+    if known is None:
+        raise BadInput(f"{cursor.path}: tensor {name[:80]!r} has the unknown type {number}")
+    if elements >= 2**50:
+        raise BadInput(f"{cursor.path}: tensor {name[:80]!r} has {elements:,} elements, which is not plausible")
+    title, weights, size, _ = known
+    return HeaderTensor(name, elements, -(-elements // weights) * size, title)
 
 
 def read_header(path: Path) -> GgufHeader:
@@ -134,7 +84,7 @@ def read_header(path: Path) -> GgufHeader:
                 for _ in range(keys):
                     name = cursor.read_text()
                     header.metadata[name] = cursor.read_value(cursor.read_scalar("I"))
-                header.tensors = [cursor.read_tensor() for _ in range(tensors)]
+                header.tensors = [read_tensor(cursor) for _ in range(tensors)]
                 return header
     except OSError as problem:
         raise BadInput(f"{path}: cannot be read: {problem.strerror}") from None

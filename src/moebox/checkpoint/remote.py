@@ -14,12 +14,12 @@ from urllib.parse import quote
 
 from moebox import codec, files
 from moebox.checkpoint import FORMATS_SEEN, ResolvedModel, model_from_file, model_from_folder
-from moebox.checkpoint.gguf import HeaderCutShort
 from moebox.checkpoint.gguf import read_header as read_gguf_header
 from moebox.checkpoint.safetensors import MAX_HEADER_BYTES, read_index
 from moebox.core import catalogue
 from moebox.core.model import Checkpoint, Model
 from moebox.errors import BadInput, ExternalError, MoeboxError, Unsupported, refuse_if
+from moebox.gguf_file import HeaderCutShort
 from moebox.hub import client, names
 from moebox.hub.fetch import INDEX
 from moebox.hub.names import RepoName

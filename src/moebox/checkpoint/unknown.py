@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-from moebox import loose
+from moebox import codec, loose
 from moebox.checkpoint.stacks import AttentionStack, ConfigFields, read_latent, read_linear
 from moebox.core import catalogue
 from moebox.core.layers import FeedForward, Gqa, Indexer, Layers, Mamba
@@ -72,9 +72,7 @@ def model_from_unknown_config(config: dict[str, Any], architecture: str, *, name
         title=name,
         architecture=architecture,
         tied=fields.is_true("tie_word_embeddings"),
-        mla=stack.mla,
-        gqa=stack.gqa,
-        others=stack.others,
+        **codec.shared_fields(stack, Model),
         mtp_layers=fields.integer("num_nextn_predict_layers", "mtp_num_hidden_layers", default=0),
         licence=Licence(name="see the model's own files"),
         source=where,

@@ -156,7 +156,7 @@ def check_cache(folder: Path, arch_name: str, *, json: bool) -> int:
 
 def check_configs(folder: Path, arch: Arch, *, json: bool) -> int:
     """Check tuned fused-MoE files; exit code 1 if one has an entry that cannot launch."""
-    from moebox.kernels.configs import check_tuned_files
+    from moebox.kernels.tuned_files import check_tuned_files
 
     found = check_tuned_files(folder, arch)
     refuse_if(not found, f"{folder}: has no tuned fused-MoE files", hint="their names begin with E= and end in .json")

@@ -69,7 +69,7 @@ class ArithmeticLine:
 class PlanWarning:
     """A known issue that applies to this recipe on this box."""
 
-    symptom: str  # id in the symptom base, or ""
+    symptom: str = ""  # id in the symptom base, if it has one
     text: str
     remedy: str = ""
     severity: Literal["note", "warning", "fatal"] = "warning"

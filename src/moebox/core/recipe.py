@@ -172,6 +172,11 @@ class Recipe:
         return self.kv_tiers or KvTiers()
 
     @property
+    def placement(self) -> Hybrid:
+        """Where layers and experts are; the engine's defaults if the recipe does not place them."""
+        return self.hybrid or Hybrid()
+
+    @property
     def slots(self) -> int:
         """Concurrent sequences, for engines with a default of one."""
         return self.max_seqs or 1
@@ -179,7 +184,7 @@ class Recipe:
     @property
     def gpus_per_node(self) -> int:
         """GPUs used on each node, by ranks, expert layers or whole layers."""
-        placed, nodes = self.hybrid or Hybrid(), self.parallel.nodes
+        placed, nodes = self.placement, self.parallel.nodes
         return max(self.parallel.gpu_count // nodes, len(placed.experts), len(placed.split) // nodes)
 
     @property

@@ -1,6 +1,6 @@
 """Known failures: how each looks, its cause, its fix and the conditions under which it occurs.
 
-The tables are symptoms.toml and kernels.toml of `moebox/data`; `doctor.logs` searches logs for symptoms.
+The tables are symptoms.toml, kernels.toml and xids.toml of `moebox/data`; `doctor.logs` searches logs for symptoms.
 """
 
 import functools
@@ -8,9 +8,9 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
-from moebox.core.catalogue import table_rows
+from moebox.core.catalogue import load_table, table_rows
 from moebox.core.change import get_setting, setting_matches
 from moebox.core.recipe import Flag, Recipe
 from moebox.core.support_matrix import in_versions, version_numbers
@@ -170,3 +170,76 @@ def known_scan(*, engine: str, version: str, sm: str, kv: str) -> KnownScan | No
 def changes_text(changes: Mapping[str, Flag]) -> str:
     """Recipe changes as text: `kv = "bf16", context = 8192`."""
     return ", ".join(f"{path} = {json.dumps(value, ensure_ascii=False)}" for path, value in changes.items())
+
+
+def missing_changes(recipe: Recipe, change: Mapping[str, Flag]) -> dict[str, Flag]:
+    """The settings of a change that the recipe does not have."""
+
+    def has(path: str, wanted: Any) -> bool:
+        value = get_setting(recipe, path)
+        if isinstance(wanted, list | tuple):
+            return set(wanted) <= set(value or ())
+        return value is not None and (value == wanted or str(value).lower() == str(wanted).lower())
+
+    return {path: wanted for path, wanted in change.items() if not has(path, wanted)}
+
+
+def choose_remedy(
+    recipe: Recipe | None, *, remedy: str, change: Mapping[str, Flag], versions: str = "", area: str = ""
+) -> tuple[str, dict[str, Flag]]:
+    """Return the remedy with the settings that are missing, or the next best if the recipe has it already.
+
+    `versions` are those that have the failure; a recipe with another version has the remedy of a newer one already.
+    """
+    if recipe is None:
+        return remedy, dict(change)
+    missing = missing_changes(recipe, change)
+    if change and not missing:
+        already = f"the recipe has the usual remedy already ({changes_text(change)})"
+    elif versions and recipe.engine_version and not version_in_range(recipe.engine_version, versions):
+        already = f"known of {versions}, and the recipe runs {recipe.engine_version}: another version is no remedy"
+    else:
+        return remedy, missing
+    table = load_table("symptoms")["next_best"]
+    return f"{already}; {table.get(area) or table['any']}", {}
+
+
+XID_LINE = re.compile(r"NVRM: Xid \([^)]*\): (?P<xid>\d+)")
+Owner = Literal["application", "driver", "hardware", "thermal", "bus"]
+FAULTS: dict[Owner, str] = {
+    "application": "the program that ran on the GPU",
+    "driver": "the driver or its firmware",
+    "hardware": "the GPU itself",
+    "thermal": "cooling or power",
+    "bus": "the PCIe link: slot, riser, cable or power",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Xid:
+    """A row of data/xids.toml."""
+
+    number: int
+    name: str
+    meaning: str
+    owner: Owner
+    action: str
+    severity: Severity
+    source: str
+
+    @property
+    def cause(self) -> str:
+        """The meaning and the usual fault in one text."""
+        return f"Xid {self.number}, {self.name}: {self.meaning} Usually the fault of {FAULTS[self.owner]}."
+
+
+@functools.cache
+def xids() -> dict[int, Xid]:
+    """Every Xid of NVIDIA's table by number."""
+    return {xid.number: xid for xid in table_rows(Xid, "xids", "xid")}
+
+
+def xid_of_line(line: str) -> Xid | None:
+    """The Xid that a kernel log line reports, or None if it reports none that is known."""
+    match = XID_LINE.search(line)
+    return xids().get(int(match["xid"])) if match else None

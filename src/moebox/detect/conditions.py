@@ -99,15 +99,15 @@ def read_host(roots: Iterable[int], proc: Path = Path("/proc")) -> HostSample:
 class _GpuSamples:
     clocks: list[float] = field(default_factory=list)
     max_clock: float | None = None
-    powers: list[float] = field(default_factory=list)
+    milliwatts: list[float] = field(default_factory=list)
     temperatures: list[float] = field(default_factory=list)
     reasons: Counter[str] = field(default_factory=Counter)
     busy_samples: int = 0
     is_ours: bool = False  # the server computes on it
     others: set[str] = field(default_factory=set)
     xids: list[int] = field(default_factory=list)
-    ecc_before: int | None = None
-    ecc_after: int | None = None
+    ecc_before: int = 0
+    ecc_after: int = 0
 
 
 def url_port(parts: urllib.parse.SplitResult) -> int:
@@ -215,10 +215,14 @@ class ConditionsWatch:
             self._handles.append(handle)
             self._gpus.append(_GpuSamples(max_clock=max_clock, ecc_before=self._uncorrected_errors(handle)))
 
-    def _uncorrected_errors(self, handle: Any) -> int | None:
+    def _ask_numbers(self, name: str, *arguments: Any) -> list[float]:
+        """A driver's answer in a list, [] if there is none."""
+        answer = self._ask(name, *arguments)
+        return [] if answer is None else [float(answer)]
+
+    def _uncorrected_errors(self, handle: Any) -> int:
         kind, since_boot = self._nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, self._nvml.NVML_VOLATILE_ECC
-        count = self._ask("nvmlDeviceGetTotalEccErrors", handle, kind, since_boot)
-        return None if count is None else int(count)
+        return int(self._ask("nvmlDeviceGetTotalEccErrors", handle, kind, since_boot) or 0)
 
     def _sample(self) -> None:
         with contextlib.suppress(OSError, ValueError, IndexError):  # a system without /proc
@@ -250,17 +254,11 @@ class ConditionsWatch:
         load = self._ask("nvmlDeviceGetUtilizationRates", handle)
         if load is None or load.gpu > 10:  # clocks of an idle GPU mean nothing
             gpu.busy_samples += 1
-            clock = self._ask("nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM)
-            if clock is not None:
-                gpu.clocks.append(float(clock))
+            gpu.clocks += self._ask_numbers("nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM)
             reasons = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle) or 0
             gpu.reasons.update(name for bit, name in THROTTLE_REASONS.items() if reasons & bit)
-        power = self._ask("nvmlDeviceGetPowerUsage", handle)
-        if power is not None:
-            gpu.powers.append(power / 1000)
-        temperature = self._ask("nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU)
-        if temperature is not None:
-            gpu.temperatures.append(float(temperature))
+        gpu.milliwatts += self._ask_numbers("nvmlDeviceGetPowerUsage", handle)
+        gpu.temperatures += self._ask_numbers("nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU)
         ours = self._host[-1].ours if self._host else frozenset()
         processes = self._ask("nvmlDeviceGetComputeRunningProcesses", handle) or ()
         gpu.is_ours |= any(process.pid in ours for process in processes)
@@ -282,7 +280,7 @@ class ConditionsWatch:
                 index=index,
                 clock_mhz=sum(gpu.clocks) / len(gpu.clocks) if gpu.clocks else None,
                 max_clock_mhz=gpu.max_clock,
-                power_w=sum(gpu.powers) / len(gpu.powers) if gpu.powers else None,
+                power_w=sum(gpu.milliwatts) / len(gpu.milliwatts) / 1000 if gpu.milliwatts else None,
                 temperature_c=max(gpu.temperatures, default=None),
                 throttled=tuple(
                     (name, count / gpu.busy_samples)
@@ -291,7 +289,7 @@ class ConditionsWatch:
                 ),
                 other_processes=tuple(sorted(gpu.others)) if self._knows_server else (),
                 xids=tuple(gpu.xids),
-                ecc_errors=max((gpu.ecc_after or 0) - (gpu.ecc_before or 0), 0),
+                ecc_errors=max(gpu.ecc_after - gpu.ecc_before, 0),
             )
             for index, gpu in enumerate(self._gpus)
             if gpu.is_ours or not self._knows_server  # a GPU that the server does not use disturbs nothing

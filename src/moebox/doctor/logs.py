@@ -15,9 +15,7 @@ from typing import BinaryIO
 
 from moebox.core.catalogue import load_table
 from moebox.core.recipe import Recipe
-from moebox.core.remedy import choose_remedy
-from moebox.core.symptom import Finding, Symptom, symptoms
-from moebox.core.xid import xid_of_line
+from moebox.core.symptom import Finding, Symptom, choose_remedy, symptoms, xid_of_line
 from moebox.errors import BadInput
 from moebox.escape import printable_line
 

@@ -11,7 +11,7 @@ from moebox import codec
 from moebox.core.box import Box, Gpu
 from moebox.core.catalogue import load_table
 from moebox.core.conditions import Conditions
-from moebox.core.xid import xid_of_line
+from moebox.core.symptom import xid_of_line
 from moebox.doctor.box import HostCheck, HostVerdict
 from moebox.doctor.logs import search_pieces
 from moebox.doctor.ranks import RankRun

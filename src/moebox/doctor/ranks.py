@@ -79,10 +79,9 @@ def run_ranks(
                     )
                     processes.append(new_process)
             while any(process.poll() is None for process in processes):
-                dead = [rank for rank, process in enumerate(processes) if process.poll()]
                 if not ready and all(out.stat().st_size for out, _ in files):
                     ready, limit = True, time.monotonic() + deadline_s
-                if dead or time.monotonic() > limit:
+                if any(map(subprocess.Popen.poll, processes)) or time.monotonic() > limit:
                     break
                 time.sleep(POLL_S)
             dead = [rank for rank, process in enumerate(processes) if process.poll()]

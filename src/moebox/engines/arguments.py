@@ -116,6 +116,13 @@ def merge_arguments(arguments: Sequence[Argument], more: Iterable[Argument], kno
     return merged
 
 
+def add_rank(arguments: Iterable[Argument], node: LaunchNode, recipe: Recipe) -> list[Argument]:
+    """Return `arguments` for one of several nodes: all but the first serve no clients."""
+    omitted = ("--nnodes", "--host", "--port") if node.follows else ("--nnodes",)
+    kept = [argument for argument in arguments if argument[0] not in omitted]
+    return [*kept, ("--nnodes", str(node.count or recipe.parallel.nodes)), ("--node-rank", str(node.rank))]
+
+
 def thinking_off_json(deployment: Deployment) -> str:
     """Return the template arguments that turn thinking off, as JSON."""
     return json.dumps(families.thinking_off_arguments(deployment.known_model), separators=(",", ":"))

@@ -1,8 +1,7 @@
 """What moebox knows of an engine: one object with this protocol for each.
 
 An engine's folder has traits.py with TRAITS, engine.py with ENGINE, tables of flags in flags/, and reasons.toml with
-why its own flags are there (reasons.py). moebox's own engines have their command line in argv.py and their memory
-arithmetic in memory.py.
+why its own flags are there (reasons.py). moebox's own engines have their memory arithmetic in memory.py.
 """
 
 import functools

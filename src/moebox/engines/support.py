@@ -8,10 +8,9 @@ from typing import Literal
 
 from moebox.core.deployment import Deployment
 from moebox.core.plan import PlanWarning
-from moebox.core.remedy import choose_remedy
 from moebox.core.support import Support, known_to_run, support_for
 from moebox.core.support_matrix import STATE_TEXT, Setup, SupportRow, build_of
-from moebox.core.symptom import changes_text
+from moebox.core.symptom import changes_text, choose_remedy
 from moebox.engines.flags import version_or_newest
 
 # Answers by deployment: a plan asks for the refusals, the forecast and the discounts of each candidate.
@@ -91,7 +90,7 @@ def support_warnings(deployment: Deployment) -> list[PlanWarning]:
 def _certain(setup: Setup, support: Support) -> Iterator[PlanWarning]:
     for refusal in support.refusals:
         source = f"{refusal.at} of {setup.engine} {refusal.release}" if refusal.release else refusal.at
-        yield PlanWarning(symptom="", text=refusal.text, remedy=refusal.remedy, severity="fatal", source=source)
+        yield PlanWarning(text=refusal.text, remedy=refusal.remedy, severity="fatal", source=source)
     for match in support.matches:
         if match.row.state != "runs":
             slow = match.row.state == "slow" and match.row.estimated

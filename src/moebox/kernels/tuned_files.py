@@ -4,6 +4,10 @@ The timing is done by `probe/tune.py` in a process of its own. One folder serves
 VLLM_TUNED_CONFIG_FOLDER=FOLDER and SGLANG_MOE_CONFIG_DIR=FOLDER. Both take the entry whose batch size is nearest, so a
 file must have them all: if the engine's own default won, it is written out, and a file that would have gaps is not
 written.
+
+Files of others are checked for entries that cannot launch on an architecture. For bf16, fp8 and int4 weights the shared
+memory follows from the block sizes (`probe.space.shared_bytes`); other files, and those for kernels that are not
+Triton's, need compiling.
 """
 
 import json
@@ -14,6 +18,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -22,14 +27,20 @@ from moebox import codec
 from moebox.core import registry
 from moebox.core.kernel import Arch, find_arch
 from moebox.environment import chosen_environment
-from moebox.errors import ExternalError, refuse_if
+from moebox.errors import BadInput, ExternalError, refuse_if
 from moebox.files import report_write_errors, scratch_folder, write_atomic
 from moebox.kernels.patch import PATCH_MARK, FilePatch, patch_extend_blocks, read_engine_file
 from moebox.kernels.probe.protocol import TuneAnswer, TunedRow, TuneRequest
-from moebox.kernels.probe.space import BATCH_SIZES, KIMI, Choice, RankShape
+from moebox.kernels.probe.space import BATCH_SIZES, KIMI, Choice, RankShape, shared_bytes
 from moebox.kernels.scan import KernelRequest, check_triton, engine_root, kernel_cache, rank_shape
 
 TUNING_SECONDS = 1500.0  # for all of an engine's cases
+_NAME = re.compile(
+    r"E=\d+,N=\d+,device_name=[^,]+?(?:,dtype=(?P<dtype>[a-z0-9_]+?))?"
+    r"(?:,block_shape=\[(?P<n>\d+), ?(?P<k>\d+)\])?(?:,.*)?(?:_down)?\.json"
+)
+_KINDS = {None: "bf16", "bf16": "bf16", "fp8_w8a8": "fp8_w8a8 block", "int8_w8a8": "fp8_w8a8 block"}
+_KINDS |= {"int4_w4a16": "int4_w4a16"}
 MIN_GAIN = 0.02  # the same configuration timed twice differed by up to 2% on an H200
 
 
@@ -268,3 +279,52 @@ def block_table_patches(tuned: TuningResult, root: Path, limit: Arch) -> tuple[F
         comment = f"{PATCH_MARK} the fastest of those that were timed and fit {limit.smem:,} bytes"
         after = patch_extend_blocks(after, capability=limit.capability, width=width, choice=choice, comment=comment)
     return (FilePatch(path=files[0], name=str(files[0].relative_to(root)), before=before, after=after),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigEntry:
+    """One batch size of a file."""
+
+    tokens: int
+    blocks: str
+    shared_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunedFile:
+    """A file and its entries that cannot launch, or None if they need compiling."""
+
+    file: str
+    entries: int
+    bad: tuple[ConfigEntry, ...] | None
+
+    @property
+    def verdict(self) -> str:
+        return "needs compiling" if self.bad is None else "does not fit" if self.bad else "launches"
+
+
+def check_tuned_files(folder: Path, arch: Arch) -> tuple[TunedFile, ...]:
+    refuse_if(not folder.is_dir(), f"{folder}: no such folder")
+    checked = []
+    for path in sorted(folder.rglob("E=*.json")):
+        name = _NAME.fullmatch(path.name)
+        if name is None:
+            continue
+        kind = _KINDS.get(name["dtype"])
+        # vLLM cuts BLOCK_SIZE_K to the quantisation block.
+        deepest = min(int(name["n"]), int(name["k"])) if name["n"] else 1 << 30
+        entries = []
+        try:
+            document: Any = json.loads(path.read_text())
+            rows = {int(tokens): row for tokens, row in document.items() if tokens.isdigit()}
+            for tokens, row in sorted(rows.items()):
+                if kind is None or "BLOCK_SIZE_N" not in row:  # unknown, or not for a Triton kernel
+                    continue
+                cut = {**row, "BLOCK_SIZE_K": min(int(row["BLOCK_SIZE_K"]), deepest)}
+                blocks = "x".join(str(row[f"BLOCK_SIZE_{side}"]) for side in "MNK")
+                entries.append(ConfigEntry(tokens=tokens, blocks=blocks, shared_bytes=shared_bytes(kind, cut)))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            raise BadInput(f"{path}: not a fused-MoE configuration") from None
+        bad = tuple(entry for entry in entries if entry.shared_bytes > arch.smem) if entries else None
+        checked.append(TunedFile(file=path.name, entries=len(rows), bad=bad))
+    return tuple(checked)

@@ -14,11 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from moebox.errors import MoeboxError
-from moebox.gguf_file import F16, F32, WeightEntry, align_up, header_bytes
+from moebox.gguf_file import F16, F32, HeaderCursor, WeightEntry, align_up, header_bytes
 
-# Value types of the GGUF format, docs/gguf.md in ggml: type -> struct code.
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_STRING, _ARRAY = 8, 9
 Q8_0 = 8
 _Q8_BLOCK = 32
 _BYTES = {F32: 4.0, F16: 2.0, Q8_0: 34 / _Q8_BLOCK}  # per value
@@ -48,42 +45,26 @@ class PhantomGguf:
 
     def __init__(self, path: Path) -> None:
         self.raw = path.read_bytes()
-        self._at = 0
         self._products: dict[bytes, tuple[bytes, bytes]] = {}
-        if self.raw[:4] != b"GGUF":
+        cursor = HeaderCursor(self.raw, path, kept=len(self.raw))
+        if cursor.read_scalar("4s") != b"GGUF":
             raise MoeboxError(f"{path} is not a GGUF file", hint="reinstall moebox: the phantom's weights are damaged")
-        _, tensors, pairs = self._take("4xIQQ")
-        self.meta: dict[str, Any] = {self._take_text(): self._take_value(self._take("I")[0]) for _ in range(pairs)}
+        _, tensors, pairs = map(cursor.read_scalar, "IQQ")
+        self.meta: dict[str, Any] = {
+            cursor.read_text(): cursor.read_value(cursor.read_scalar("I")) for _ in range(pairs)
+        }
         # Only the embedded engine sees both templates (see training.export); everything else gets Kimi's own.
         self.meta[TEMPLATE_KEY] = self.meta.pop(f"{TEMPLATE_KEY}.tool_use", self.meta[TEMPLATE_KEY])
         found = []
         for _ in range(tensors):
-            name = self._take_text()
-            shape = self._take(f"{self._take('I')[0]}Q")
-            found.append((name, tuple(reversed(shape)), *self._take("IQ")))
+            name, sides = cursor.read_text(), cursor.read_scalar("I")
+            shape = [cursor.read_scalar("Q") for _ in range(sides)]
+            found.append((name, tuple(reversed(shape)), *map(cursor.read_scalar, "IQ")))
         align = self.meta.get("general.alignment", 32)
-        base = -(-self._at // align) * align
+        base = -(-cursor.at // align) * align
         self.tensors = {
             name: GgufTensor(shape=shape, kind=kind, start=base + offset) for name, shape, kind, offset in found
         }
-
-    def _take(self, layout: str) -> tuple[Any, ...]:
-        values = struct.unpack_from("<" + layout, self.raw, self._at)
-        self._at += struct.calcsize("<" + layout)
-        return values
-
-    def _take_text(self) -> str:
-        (size,) = self._take("Q")
-        self._at += size
-        return self.raw[self._at - size : self._at].decode()
-
-    def _take_value(self, kind: int) -> Any:
-        if kind == _STRING:
-            return self._take_text()
-        if kind == _ARRAY:
-            inner, size = self._take("IQ")
-            return [self._take_value(inner) for _ in range(size)]
-        return self._take(_SCALARS[kind])[0]
 
     def tensor_bytes(self, name: str) -> bytes:
         tensor = self.tensors[name]

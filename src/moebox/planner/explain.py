@@ -268,14 +268,14 @@ def image_warnings(best: RatedCandidate, others: list[RatedCandidate]) -> Iterat
                 f"the patched image was built for Kimi on RTX Blackwell; it is untested with {best.model.title} "
                 f"on {gpu.title}"
             )
-            yield PlanWarning(symptom="", text=text, remedy="omit --image for the stock image", source=IMAGE_SOURCE)
+            yield PlanWarning(text=text, remedy="omit --image for the stock image", source=IMAGE_SOURCE)
     elif preset:
         stock = replace(best.candidate, recipe=replace(recipe, runtime=Runtime()))
         problem = replace(best, candidate=stock).fatal_issue
         if problem:
             stock_engine = f"stock {engine_display_name(recipe.engine)}"
             text = f"the patched community image was chosen because {stock_engine} does not start with this: {problem}"
-            yield PlanWarning(symptom="", text=text, remedy='kv = "bf16" for the stock image')
+            yield PlanWarning(text=text, remedy='kv = "bf16" for the stock image')
     elif best.deployment.engine.presets:
         presets = (other for other in others if other.recipe.runtime.preset)
         patched = _first_of(presets, lambda other: _differs_only_in(other, best, "kv", "runtime"))
@@ -286,7 +286,7 @@ def image_warnings(best: RatedCandidate, others: list[RatedCandidate]) -> Iterat
                 f"{format_count(patched.memory.kv_tokens)} tokens instead of {format_count(best.memory.kv_tokens)}, "
                 f"{compare_figures(patched, best)} at {plural(patched.streams, 'stream')}{against}"
             )
-            yield PlanWarning(symptom="", text=text, remedy="--image community", severity="note", source=IMAGE_SOURCE)
+            yield PlanWarning(text=text, remedy="--image community", severity="note", source=IMAGE_SOURCE)
 
 
 def thread_limit_warnings(best: RatedCandidate) -> Iterator[PlanWarning]:
@@ -299,7 +299,7 @@ def thread_limit_warnings(best: RatedCandidate) -> Iterator[PlanWarning]:
         f"{threads or step.cores} threads unpack at most {step.ram_rate / 1e9:,.0f} GB/s of experts; "
         f"RAM of {bandwidth / 1e9:,.0f} GB/s would give more"
     )
-    yield PlanWarning(symptom="", text=text, remedy="more threads, on more cores", severity="note")
+    yield PlanWarning(text=text, remedy="more threads, on more cores", severity="note")
 
 
 def _first_of(candidates: Iterable[RatedCandidate], kind: Kind) -> RatedCandidate | None:

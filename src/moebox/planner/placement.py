@@ -11,7 +11,7 @@ from dataclasses import replace
 from moebox.core import registry
 from moebox.core.box import Box
 from moebox.core.model import Checkpoint, Model
-from moebox.core.recipe import Hybrid, Parallel, Recipe
+from moebox.core.recipe import Parallel, Recipe
 from moebox.engines.ggml import memory as ggml
 from moebox.engines.llama_cpp.memory import layer_devices, layer_room
 from moebox.errors import refuse_if
@@ -56,7 +56,7 @@ def with_expert_layers(box: Box, model: Model, recipe: Recipe, counts: tuple[int
             own_first = sorted(layers, key=lambda layer: layer not in owned[slot])
             placed.append(tuple(sorted(own_first[:count])))
             free.difference_update(placed[-1])
-    return replace(recipe, hybrid=replace(recipe.hybrid or Hybrid(), experts=tuple(placed)))
+    return replace(recipe, hybrid=replace(recipe.placement, experts=tuple(placed)))
 
 
 def divide_evenly(room: list[int], wanted: int) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from moebox.core import gpu_list, registry, symptom
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
 from moebox.core.plan import Memory, PlanWarning
-from moebox.core.remedy import choose_remedy
+from moebox.core.symptom import choose_remedy
 from moebox.sizing.constants import bytes_held_by_others
 from moebox.units import format_count, format_gb, plural
 
@@ -62,7 +62,6 @@ def _kernel_failures(deployment: Deployment, version: str) -> Iterator[PlanWarni
         scan = symptom.known_scan(engine=engine, version=version, sm=gpu.sm, kv=kv)
         for failure in scan.attention_failures if scan else ():
             yield PlanWarning(
-                symptom="",
                 text=f"{failure.kernel} of {engine} {version} needs {format_count(failure.shared_bytes)} bytes of "
                 f"shared memory; SM{gpu.sm.replace('.', '')} has {format_count(gpu.smem)}: {failure.case} does not "
                 "launch",
@@ -81,10 +80,10 @@ def budget_warnings(deployment: Deployment, memory: Memory, concurrency: int) ->
     used = {gpu_list.all_gpus(box)[index].name for index in gpu_list.used_gpus(box, recipe)}
     if registry.engine_traits(recipe.engine).is_gpu_only and len(used) > 1:
         text = "GPUs of different kinds in one group: the smallest and slowest decides"
-        warnings.append(PlanWarning(symptom="", text=text, severity="note"))
+        warnings.append(PlanWarning(text=text, severity="note"))
     if any(gpu.mig for gpu in box.gpus):
         text = "MIG slices cannot communicate with each other: tensor parallelism over them does not start"
-        warnings.append(PlanWarning(symptom="", text=text, remedy="nvidia-smi -mig 0, or one slice alone"))
+        warnings.append(PlanWarning(text=text, remedy="nvidia-smi -mig 0, or one slice alone"))
     return (*warnings, *_memory_holders(box))
 
 
@@ -93,11 +92,11 @@ def unknown_ram_warnings(deployment: Deployment) -> list[PlanWarning]:
     box = deployment.required_box
     if not box.ram:
         text = "the amount of RAM is unknown: only weights that fit on the GPUs alone were considered"
-        return [PlanWarning(symptom="", text=text, remedy="--ram, e.g. 768GiB")]
+        return [PlanWarning(text=text, remedy="--ram, e.g. 768GiB")]
     if not box.ram_rate and not any(found.applies_to(*deployment.facts) for found in box.calibrations):
         text = "the RAM's bandwidth is unknown: the forecast assumes one, and its range covers all that is sold"
         remedy = "--ram-bandwidth, e.g. 614GB/s for twelve DDR5-6400 channels"
-        return [PlanWarning(symptom="", text=text, remedy=remedy)]
+        return [PlanWarning(text=text, remedy=remedy)]
     return []
 
 
@@ -113,14 +112,14 @@ def _memory_holders(box: Box) -> Iterator[PlanWarning]:
                 other_programs.add(f"pid {process.pid} ({process.name or 'another user'})")
     for name, size in held_by_engine.items():
         text = f"{name}, started by moebox, holds {format_gb(size)}: counted as free, because it can be stopped first"
-        yield PlanWarning(symptom="", text=text, remedy=f"moebox down {name}", severity="note")
+        yield PlanWarning(text=text, remedy=f"moebox down {name}", severity="note")
     held = [size for size in map(bytes_held_by_others, box.gpus) if size > IGNORED_BYTES]
     if held:
         programs, verb = sorted(other_programs), "holds" if len(other_programs) == 1 else "hold"
         names = ", ".join(programs[:4]) or "other programs"
         text = f"{names} {verb} up to {format_gb(max(held))} on {plural(len(held), 'GPU')}"
         remedy = "stop them, or keep the lower memory utilization as planned"
-        yield PlanWarning(symptom="", text=text, remedy=remedy)
+        yield PlanWarning(text=text, remedy=remedy)
 
 
 def short_cache_warnings(deployment: Deployment, memory: Memory, concurrency: int, length: int) -> list[PlanWarning]:
@@ -137,4 +136,4 @@ def short_cache_warnings(deployment: Deployment, memory: Memory, concurrency: in
         if all(issue.severity != "fatal" for issue in issues):
             ways.append("an fp8 cache (--kv fp8)")
     text = f"the cache holds {holds} requests of {format_count(length)} tokens, not {concurrency}: the rest wait"
-    return [PlanWarning(symptom="", text=text, remedy=" or ".join(ways))]
+    return [PlanWarning(text=text, remedy=" or ".join(ways))]

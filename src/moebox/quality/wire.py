@@ -71,8 +71,7 @@ def parse_prompt_reply(dialect: Dialect, reply: object, ids: Sequence[int]) -> l
             return []
         start = len(ids) - len(own)
         for depth, (mine, others) in enumerate(zip(own, tops, strict=True), start):
-            pairs = [row for row in [mine, *(others or ())] if isinstance(row, list) and len(row) >= 2]
-            values = {row[1]: row[0] for row in pairs if isinstance(row[1], int)}
+            values = _generated_values(mine, others)
             if others and ids[depth] in values:
                 found.append(NextToken(depth=depth, token=ids[depth], top=_sort_known(values)))
         return found
@@ -94,10 +93,8 @@ def parse_next_tokens(dialect: Dialect, reply: object, depth: int) -> list[NextT
         tops = get_path(reply, "meta_info.output_top_logprobs")
         pairs = zip(own, tops, strict=False) if isinstance(own, list) and isinstance(tops, list) else ()
         for offset, (mine, others) in enumerate(pairs):
-            rows = [row for row in [mine, *(others or ())] if isinstance(row, list) and len(row) >= 2]
-            values = {row[1]: row[0] for row in rows if isinstance(row[1], int)}
-            if values:
-                found.append(NextToken(depth=depth + offset, token=rows[0][1], top=_sort_known(values)))
+            if values := _generated_values(mine, others):
+                found.append(NextToken(depth=depth + offset, token=next(iter(values)), top=_sort_known(values)))
         return found
     logprobs = get_object((get_objects(reply, "choices") or [{}])[0], "logprobs")
     for offset, row in enumerate(get_objects(logprobs, "content")):
@@ -112,6 +109,12 @@ def parse_next_tokens(dialect: Dialect, reply: object, depth: int) -> list[NextT
                 texts = {_key_of(key): value for key, value in row.items()}
                 found.append(NextToken(depth=depth + offset, token=_key_of(token), top=_sort_known(texts)))
     return found
+
+
+def _generated_values(mine: object, others: Any) -> dict[int, object]:
+    """Log-probabilities by token of SGLang's rows [log-probability, token, …], the text's own token first."""
+    rows = [row for row in [mine, *(others or ())] if isinstance(row, list) and len(row) >= 2]
+    return {row[1]: row[0] for row in rows if isinstance(row[1], int)}
 
 
 def _key_of(text: str) -> TokenKey:

@@ -13,7 +13,6 @@ import math
 import random
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,23 +34,14 @@ TEMPLATE = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DummyTensor:
-    """A weight in the file; dimensions innermost first, as in ggml."""
-
-    name: str
-    shape: tuple[int, ...]
-    type: int
-
-    @property
-    def bytes(self) -> int:
-        elements, size = block_sizes()[self.type]
-        return math.prod(self.shape) // elements * size
-
-
 def block_sizes() -> dict[int, tuple[int, int]]:
     """Elements and bytes of a block, by type."""
     return {row["id"]: (row["weights"], row["bytes"]) for row in catalogue.load_table("ggml")["types"].values()}
+
+
+def dummy_weight(name: str, shape: tuple[int, ...], kind: int) -> WeightEntry:
+    elements, size = block_sizes()[kind]
+    return WeightEntry(name=name, shape=shape, type=kind, bytes=math.prod(shape) // elements * size)
 
 
 def ggml_type(quant: str) -> int | None:
@@ -85,10 +75,9 @@ def write_gguf(
             real = ggml_type((types or {}).get(tensor.name, ""))
             for kind in (others if tensor.type == F16 else None, real):
                 if kind is not None and tensor.shape[0] % block_sizes()[kind][0] == 0:  # rows of whole blocks
-                    tensor = replace(tensor, type=kind)
+                    tensor = dummy_weight(tensor.name, tensor.shape, kind)
         weights.append(tensor)
-    places = [WeightEntry(name=each.name, shape=each.shape, type=each.type, bytes=each.bytes) for each in weights]
-    head = header_bytes(gguf_metadata(model, layers), places)
+    head = header_bytes(gguf_metadata(model, layers), weights)
     start = len(head)
     draw = random.Random(layers)
     with open(path, "wb") as file:
@@ -103,7 +92,7 @@ def write_gguf(
     return start
 
 
-def initial_bytes(tensor: DummyTensor, model: Model, draw: random.Random | None) -> bytes:
+def initial_bytes(tensor: WeightEntry, model: Model, draw: random.Random | None) -> bytes:
     """The nonzero bytes: norms, and for even routing the routers and the rows of some tokens."""
     if tensor.name.endswith("norm.weight"):  # a norm of zero would switch its layer off
         return struct.pack("<f", 1.0) * tensor.shape[0]
@@ -133,71 +122,71 @@ def random_floats(draw: random.Random, number: int, *, wide: bool, small: int) -
     return (draw.getrandbits(8 * size * number) & keep | put).to_bytes(size * number, "little")
 
 
-def model_tensors(model: Model, layers: int, experts: int) -> Iterator[DummyTensor]:
+def model_tensors(model: Model, layers: int, experts: int) -> Iterator[WeightEntry]:
     """Every weight of the first layers; experts have the type `experts`, other matrices F16."""
     hidden = model.hidden
-    yield DummyTensor(name="token_embd.weight", shape=(hidden, model.vocab), type=F16)
-    yield DummyTensor(name="output_norm.weight", shape=(hidden,), type=F32)
-    yield DummyTensor(name="output.weight", shape=(hidden, model.vocab), type=F16)
+    yield dummy_weight("token_embd.weight", (hidden, model.vocab), F16)
+    yield dummy_weight("output_norm.weight", (hidden,), F32)
+    yield dummy_weight("output.weight", (hidden, model.vocab), F16)
     for layer in range(layers):
         at = f"blk.{layer}."
-        yield DummyTensor(name=f"{at}attn_norm.weight", shape=(hidden,), type=F32)
+        yield dummy_weight(f"{at}attn_norm.weight", (hidden,), F32)
         yield from mla_tensors(at, hidden, model.mla) if model.mla else gqa_tensors(at, hidden, model.attention)
         if model.gqa and architecture_name(model) == "qwen3moe":
-            yield DummyTensor(name=f"{at}attn_q_norm.weight", shape=(model.gqa.head_dim,), type=F32)
-            yield DummyTensor(name=f"{at}attn_k_norm.weight", shape=(model.gqa.head_dim,), type=F32)
-        yield DummyTensor(name=f"{at}ffn_norm.weight", shape=(hidden,), type=F32)
+            yield dummy_weight(f"{at}attn_q_norm.weight", (model.gqa.head_dim,), F32)
+            yield dummy_weight(f"{at}attn_k_norm.weight", (model.gqa.head_dim,), F32)
+        yield dummy_weight(f"{at}ffn_norm.weight", (hidden,), F32)
         if model.moe and layer >= model.dense_layers:
             yield from moe_tensors(at, model, experts)
         else:
             yield from ffn_tensors(at, "", hidden, model.dense_intermediate)
 
 
-def mla_tensors(at: str, hidden: int, kind: Mla) -> Iterator[DummyTensor]:
+def mla_tensors(at: str, hidden: int, kind: Mla) -> Iterator[WeightEntry]:
     """Latent attention as llama.cpp's deepseek2 names it."""
     width = kind.nope + kind.rope
-    yield DummyTensor(name=f"{at}attn_kv_a_norm.weight", shape=(kind.kv_lora,), type=F32)
+    yield dummy_weight(f"{at}attn_kv_a_norm.weight", (kind.kv_lora,), F32)
     if kind.q_lora:
-        yield DummyTensor(name=f"{at}attn_q_a_norm.weight", shape=(kind.q_lora,), type=F32)
-        yield DummyTensor(name=f"{at}attn_q_a.weight", shape=(hidden, kind.q_lora), type=F16)
-        yield DummyTensor(name=f"{at}attn_q_b.weight", shape=(kind.q_lora, kind.heads * width), type=F16)
+        yield dummy_weight(f"{at}attn_q_a_norm.weight", (kind.q_lora,), F32)
+        yield dummy_weight(f"{at}attn_q_a.weight", (hidden, kind.q_lora), F16)
+        yield dummy_weight(f"{at}attn_q_b.weight", (kind.q_lora, kind.heads * width), F16)
     else:
-        yield DummyTensor(name=f"{at}attn_q.weight", shape=(hidden, kind.heads * width), type=F16)
-    yield DummyTensor(name=f"{at}attn_kv_a_mqa.weight", shape=(hidden, kind.kv_width), type=F16)
+        yield dummy_weight(f"{at}attn_q.weight", (hidden, kind.heads * width), F16)
+    yield dummy_weight(f"{at}attn_kv_a_mqa.weight", (hidden, kind.kv_width), F16)
     if kind.whole_heads:
         both = kind.heads * (kind.nope + kind.v)
-        yield DummyTensor(name=f"{at}attn_kv_b.weight", shape=(kind.kv_lora, both), type=F16)
+        yield dummy_weight(f"{at}attn_kv_b.weight", (kind.kv_lora, both), F16)
     else:
-        yield DummyTensor(name=f"{at}attn_k_b.weight", shape=(kind.nope, kind.kv_lora, kind.heads), type=F16)
-        yield DummyTensor(name=f"{at}attn_v_b.weight", shape=(kind.kv_lora, kind.v, kind.heads), type=F16)
-    yield DummyTensor(name=f"{at}attn_output.weight", shape=(kind.heads * kind.v, hidden), type=F16)
+        yield dummy_weight(f"{at}attn_k_b.weight", (kind.nope, kind.kv_lora, kind.heads), F16)
+        yield dummy_weight(f"{at}attn_v_b.weight", (kind.kv_lora, kind.v, kind.heads), F16)
+    yield dummy_weight(f"{at}attn_output.weight", (kind.heads * kind.v, hidden), F16)
 
 
-def gqa_tensors(at: str, hidden: int, kind: Any) -> Iterator[DummyTensor]:
+def gqa_tensors(at: str, hidden: int, kind: Any) -> Iterator[WeightEntry]:
     """Grouped-query attention as llama.cpp's qwen3moe and llama name it; biases are left out."""
     assert isinstance(kind, Gqa)
     for name, heads in (("q", kind.heads), ("k", kind.kv_heads), ("v", kind.kv_heads)):
-        yield DummyTensor(name=f"{at}attn_{name}.weight", shape=(hidden, heads * kind.head_dim), type=F16)
-    yield DummyTensor(name=f"{at}attn_output.weight", shape=(kind.heads * kind.head_dim, hidden), type=F16)
+        yield dummy_weight(f"{at}attn_{name}.weight", (hidden, heads * kind.head_dim), F16)
+    yield dummy_weight(f"{at}attn_output.weight", (kind.heads * kind.head_dim, hidden), F16)
 
 
-def ffn_tensors(at: str, kind: str, hidden: int, width: int) -> Iterator[DummyTensor]:
+def ffn_tensors(at: str, kind: str, hidden: int, width: int) -> Iterator[WeightEntry]:
     """Gate, up and down of one dense or shared block."""
     for name in ("gate", "up"):
-        yield DummyTensor(name=f"{at}ffn_{name}{kind}.weight", shape=(hidden, width), type=F16)
-    yield DummyTensor(name=f"{at}ffn_down{kind}.weight", shape=(width, hidden), type=F16)
+        yield dummy_weight(f"{at}ffn_{name}{kind}.weight", (hidden, width), F16)
+    yield dummy_weight(f"{at}ffn_down{kind}.weight", (width, hidden), F16)
 
 
-def moe_tensors(at: str, model: Model, experts: int) -> Iterator[DummyTensor]:
+def moe_tensors(at: str, model: Model, experts: int) -> Iterator[WeightEntry]:
     """Router, routed and shared experts of one layer."""
     assert model.moe
     hidden, width, number = model.hidden, model.moe.intermediate, model.moe.experts
-    yield DummyTensor(name=f"{at}ffn_gate_inp.weight", shape=(hidden, number), type=F32)
+    yield dummy_weight(f"{at}ffn_gate_inp.weight", (hidden, number), F32)
     if model.mla:
-        yield DummyTensor(name=f"{at}exp_probs_b.bias", shape=(number,), type=F32)
+        yield dummy_weight(f"{at}exp_probs_b.bias", (number,), F32)
     for name in ("gate", "up"):
-        yield DummyTensor(name=f"{at}ffn_{name}_exps.weight", shape=(hidden, width, number), type=experts)
-    yield DummyTensor(name=f"{at}ffn_down_exps.weight", shape=(width, hidden, number), type=experts)
+        yield dummy_weight(f"{at}ffn_{name}_exps.weight", (hidden, width, number), experts)
+    yield dummy_weight(f"{at}ffn_down_exps.weight", (width, hidden, number), experts)
     if model.mla and model.moe.shared:
         yield from ffn_tensors(at, "_shexp", hidden, model.moe.shared_width)
 

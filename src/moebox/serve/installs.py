@@ -23,7 +23,7 @@ from pathlib import Path
 
 from moebox import codec, files
 from moebox.core import registry
-from moebox.core.engine_source import SourceKind, parse_image, same_version
+from moebox.core.engine_source import EngineSource, SourceKind, parse_image, same_version
 from moebox.core.recipe import Recipe
 from moebox.environment import chosen_environment
 from moebox.errors import BadInput, ExternalError, UnknownName
@@ -55,7 +55,7 @@ class InstalledEngine:
     @property
     def name(self) -> str:
         """ENGINE==VERSION or ENGINE@BUILD."""
-        return f"{self.engine}{'@' if self.kind == 'build' else '=='}{self.version}"
+        return str(EngineSource(kind=self.kind, engine=self.engine, version=self.version))
 
 
 def engines_dir() -> Path:
@@ -75,9 +75,9 @@ def list_installs() -> list[InstalledEngine]:
     return sorted(found, key=lambda each: (each.engine, each.installed))
 
 
-def find_install(engine: str, version: str, kinds: tuple[SourceKind, ...] = ()) -> InstalledEngine | None:
+def find_install(engine: str, version: str, kinds: tuple[SourceKind, ...]) -> InstalledEngine | None:
     """The installation of a version, the newest if "0.32" or "" means several; None if there is none."""
-    fitting = [each for each in list_installs() if each.engine == engine and (not kinds or each.kind in kinds)]
+    fitting = [each for each in list_installs() if each.engine == engine and each.kind in kinds]
     exact = [each for each in fitting if version and version in (each.version, each.commit)]
     alike = [each for each in fitting if not version or same_version(version, each.version)]
     return next(reversed(exact or alike), None)

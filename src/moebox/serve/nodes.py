@@ -3,7 +3,6 @@
 A hosts file has one node per line: a name for ssh, and after it the address that other nodes use if that differs.
 """
 
-import ipaddress
 import os
 import re
 import shlex
@@ -37,6 +36,7 @@ from moebox.serve.where import NodeSelection
 from moebox.store import Run
 
 GRANT_S = 600.0
+TOOL_S = 60.0  # for squeue and scontrol
 SURVEY_PORT = 29501  # the rendezvous port of vLLM's ranks
 HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.:@%-]{0,250})")
 SSH_OPTIONS = ("BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=3")
@@ -246,12 +246,12 @@ def prepare_conductor(deployment: Deployment, nodes: Nodes, run: Run) -> Prepare
     """Prepare the conductor, which runs here under the guard and starts an agent on every node."""
     recipe = deployment.recipe
     _check_spanning(deployment, nodes)
-    address = nodes.nodes[0].address
+    address = nodes.addresses[0]
     opened = _with_open_host(deployment, address)
     path = run.write_file("nodes.json", codec.to_json(conductor_config(opened, nodes, run.id)))
-    launch = engines.build_launch(opened, addresses=tuple(node.address for node in nodes.nodes))
+    launch = engines.build_launch(opened, addresses=nodes.addresses)
     key = os.environ.get(recipe.listen.key_env)
-    where = f"[{address}]" if _is_v6(address) else address
+    where = f"[{address}]" if ":" in address else address
     endpoint = endpoint_from_url(f"{where}:{recipe.listen.port}", recipe.served_name, key=key, engine=recipe.engine)
     return PreparedLaunch(
         deployment=opened,
@@ -260,7 +260,7 @@ def prepare_conductor(deployment: Deployment, nodes: Nodes, run: Run) -> Prepare
         endpoint=endpoint,
         secrets=launch_secrets(launch),
         gpus=(),
-        nodes=tuple(node.name for node in nodes.nodes),
+        nodes=nodes.names,
         job=nodes.job,
     )
 
@@ -281,22 +281,15 @@ def _check_spanning(deployment: Deployment, nodes: Nodes) -> None:
     engines.check_recipe(deployment)
     engines.require_weights_file(deployment)
     text = f"{deployment.engine.title}'s workers need IPv4 addresses or host names, not IPv6"
-    refuse_if(deployment.engine.worker_programs and any(map(_is_v6, nodes.addresses)), text)
+    refuse_if(deployment.engine.worker_programs and ":" in "".join(nodes.addresses), text)
 
 
-def _is_v6(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address).version == 6
-    except ValueError:
-        return False
-
-
-def _run_tool(argv: list[str], *, timeout_s: float = 60.0) -> str:
+def _run_tool(argv: list[str]) -> str:
     what = argv[0]
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout_s, check=False)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=TOOL_S, check=False)
     except subprocess.TimeoutExpired:
-        raise ExternalError(f"{what} did not answer within {timeout_s:.0f} s") from None
+        raise ExternalError(f"{what} did not answer within {TOOL_S:.0f} s") from None
     except OSError as problem:
         raise ExternalError(f"{what}: {problem.strerror}") from None
     if done.returncode:

@@ -19,6 +19,7 @@ from moebox.verify.violations import (
     objects_of,
     parse_strict_json,
     shorten,
+    stream_problem,
     text_of,
 )
 
@@ -45,14 +46,13 @@ def message_request(
         "temperature": 0,
         "max_tokens": session.token_limit(question.max_tokens),
         "stream": stream,
+        **session.template_arguments(thinking=False),
     }
     if functions:
         body["tools"] = [
             {"name": function["name"], "description": function["description"], "input_schema": function["parameters"]}
             for function in functions
         ]
-    if session.accepts_template_arguments:
-        body["chat_template_kwargs"] = {"thinking": False, "enable_thinking": False}
     return body
 
 
@@ -153,18 +153,17 @@ def _build_message(
 
 def parse_message_stream(exchange: HttpExchange) -> ChatAnswer:
     """Assemble a streamed message and check the order of its events."""
-    media_type = exchange.headers.get("content-type", "")
     stream = _MessageStream(object_of(exchange.request))
-    if "text/event-stream" not in media_type.lower():
-        return unreadable_answer(stream.violations, f"requested a stream, got {media_type or 'no content type'}")
+    if problem := stream_problem(exchange):
+        return unreadable_answer(stream.violations, problem)
     for name, data in parse_events(exchange.response):
         if data.strip() == "[DONE]":
             stream.violations.add("style", "[DONE] at the end, which this API does not have")
             continue
         try:
             body = parse_strict_json(data)
-        except ValueError as problem:
-            return unreadable_answer(stream.violations, f"an event is not JSON ({problem}): {shorten(data)}")
+        except ValueError as error:
+            return unreadable_answer(stream.violations, f"an event is not JSON ({error}): {shorten(data)}")
         if not isinstance(body, dict) or not isinstance(body.get("type"), str):
             return unreadable_answer(stream.violations, f"an event without a type: {shorten(data)}")
         stream.violations.require(name == body["type"], f"an event called {name!r} is of type {body['type']!r}")

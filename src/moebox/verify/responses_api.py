@@ -22,6 +22,7 @@ from moebox.verify.violations import (
     objects_of,
     parse_strict_json,
     shorten,
+    stream_problem,
     text_of,
 )
 
@@ -38,12 +39,11 @@ def response_request(session: CheckSession, question: Question, *, stream: bool 
         "max_output_tokens": session.token_limit(question.max_tokens),
         "stream": stream,
         "store": False,
+        **session.template_arguments(thinking=False),
         **more,
     }
     if question.tools:
         body["tools"] = [{"type": "function", **tool["function"]} for tool in question.tools]
-    if session.accepts_template_arguments:
-        body["chat_template_kwargs"] = {"thinking": False, "enable_thinking": False}
     return body
 
 
@@ -128,10 +128,9 @@ def _read_response(violations: Violations, body: dict[str, object], model: str) 
 
 def parse_response_stream(exchange: HttpExchange) -> ChatAnswer:
     """Check the order of the events and what they add up to; the answer is that of the last event."""
-    media_type = exchange.headers.get("content-type", "")
     violations = Violations()
-    if "text/event-stream" not in media_type.lower():
-        return unreadable_answer(violations, f"requested a stream, got {media_type or 'no content type'}")
+    if problem := stream_problem(exchange):
+        return unreadable_answer(violations, problem)
     order: list[str] = []
     numbers: list[int] = []
     open_items: dict[str, str] = {}  # by id: the type of an item that is not done
@@ -144,8 +143,8 @@ def parse_response_stream(exchange: HttpExchange) -> ChatAnswer:
             continue  # SGLang ends so too
         try:
             body = object_of(parse_strict_json(data))
-        except ValueError as problem:
-            return unreadable_answer(violations, f"an event is not JSON ({problem}): {shorten(data)}")
+        except ValueError as error:
+            return unreadable_answer(violations, f"an event is not JSON ({error}): {shorten(data)}")
         kind = text_of(body.get("type"))
         if kind in ("error", "response.failed"):
             return unreadable_answer(violations, f"an error inside the stream: {shorten(body, 160)}")

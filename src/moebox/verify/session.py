@@ -20,7 +20,7 @@ from moebox.verify.client import STALLED_S, UNREACHABLE, ExchangeClient, StallDe
 from moebox.verify.completions import ChatAnswer, implausible_usage, parse_chat_stream, parse_completion
 from moebox.verify.options import VerifyOptions
 from moebox.verify.statistics import FailureCounts, KindName, Suspect
-from moebox.verify.violations import PromptCounts, Violation, ViolationKind, parse_strict_json
+from moebox.verify.violations import PromptCounts, Violation, ViolationKind, parse_strict_json, stream_problem
 
 MIN_ANSWER_TOKENS = 512  # always requested, however short the context is
 PROMPT_TOKENS = 1024  # of a short context, left for prompts
@@ -146,17 +146,23 @@ class ServerSession:
             return wanted
         return min(wanted, max(MIN_ANSWER_TOKENS, self.context_limit // 2, self.context_limit - PROMPT_TOKENS))
 
+    def template_arguments(self, thinking: bool) -> dict[str, object]:
+        """The field of a request that turns thinking on or off, if the server accepts it."""
+        # Kimi's templates read `thinking`, Qwen's and GLM's `enable_thinking`; others ignore both
+        both = {"thinking": thinking, "enable_thinking": thinking}
+        return {"chat_template_kwargs": both} if self.accepts_template_arguments else {}
+
     def chat_request(
         self, messages: Sequence[Any], *, thinking: bool = False, max_tokens: int | None = 512, **more: Any
     ) -> dict[str, Any]:
-        """Chat request at temperature 0; values that are None are left out."""
+        """Chat request at temperature 0; values that are None are left out, and `stream` unless it is true."""
         request = {"model": self.endpoint.model, "messages": list(messages), "temperature": 0, **more}
         if max_tokens is not None:
             request[self.max_tokens_field] = self.token_limit(max_tokens, thinking=thinking)
-        if self.accepts_template_arguments:
-            # Kimi's templates read `thinking`, Qwen's and GLM's `enable_thinking`; others ignore both
-            request["chat_template_kwargs"] = {"thinking": thinking, "enable_thinking": thinking}
-        if request.get("stream") and self.accepts_stream_options:
+        request |= self.template_arguments(thinking)
+        if not request.get("stream"):
+            request["stream"] = None
+        elif self.accepts_stream_options:
             request["stream_options"] = {"include_usage": True}
         return {key: value for key, value in request.items() if value is not None}
 
@@ -194,14 +200,14 @@ class ServerSession:
             if refused:
                 raise ProbeSkipped(f"the server does not accept {title}: {refused}", feature["check"])
 
-    async def ask_question(self, question: Question, *, stream: bool | None = None, **more: Any) -> ChatAnswer:
+    async def ask_question(self, question: Question, *, stream: bool = False, **more: Any) -> ChatAnswer:
         """Ask a question of the shared families with its own settings, unless `more` overrides them."""
         if question.family in ("secret", "needle") and SECRET_CODE.fullmatch(str(question.expect)):
             self.secret_codes.add(str(question.expect))
             self.first_secret = self.first_secret or (question if question.family == "secret" else None)
         settings: dict[str, Any] = {"thinking": question.thinking, "max_tokens": question.max_tokens}
         settings |= {"tools": list(question.tools) or None, "response_format": question.response_format}
-        return await self.chat(question.messages, stream=stream or None, **{**settings, **more})
+        return await self.chat(question.messages, stream=stream, **{**settings, **more})
 
     async def post_within_limits(self, request: Mapping[str, Any]) -> HttpExchange:
         """POST a chat request; end a stream that goes on after its token limit, and a reply that takes far too long."""
@@ -269,9 +275,7 @@ class ServerSession:
         """Parse a reply and count all violations. Raise ProbeFailed if there is no answer in it."""
         self.skip_if_context_too_short(exchange)
         raise_for_failure(exchange)
-        media_type = exchange.headers.get("content-type", "")
-        if stream and "text/event-stream" not in media_type.lower():
-            reason = f"requested a stream, got {media_type or 'no content type'}"
+        if stream and (reason := stream_problem(exchange)):
             self.failures.add("reply-format", reason, stream=True)
             raise ProbeFailed(reason)
         answer = parse_chat_stream(exchange) if stream else parse_completion(exchange)
@@ -347,13 +351,13 @@ def require_token_count(answer: ChatAnswer, key: str = "prompt") -> int:
 
 
 @contextlib.contextmanager
-def skip_if_rejected(reason: str) -> Iterator[None]:
-    """Skip the probe, instead of failing it, if the server does not support the request."""
+def skip_if_rejected(reason: str, check: str = "") -> Iterator[None]:
+    """Skip the probe, or in the check named `check` warn, if the server does not support the request."""
     try:
         yield
     except ProbeFailed as problem:
         if problem.status in REJECTED_STATUSES:
-            raise ProbeSkipped(f"{reason}: {problem}") from None
+            raise ProbeSkipped(f"{reason}: {problem}", check) from None
         raise
 
 

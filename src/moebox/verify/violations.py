@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, TypeGuard
 
+from moebox.core.verdict import HttpExchange
+
 ViolationKind = Literal["format", "style", "finish", "usage"]
 SURROGATE = re.compile("[\ud800-\udfff]")
 LATEST_SECONDS = 10_000_000_000  # the year 2286; a larger time is in milliseconds
@@ -95,6 +97,12 @@ def object_of(value: object) -> dict[str, object]:
 
 def objects_of(value: object) -> list[dict[str, object]]:
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def stream_problem(exchange: HttpExchange) -> str:
+    """Return why the reply to a request with `stream` is not a stream, or ""."""
+    media_type = exchange.headers.get("content-type") or "no content type"
+    return "" if "text/event-stream" in media_type.lower() else f"requested a stream, got {media_type}"
 
 
 def check_header(violations: Violations, body: Mapping[str, Any], kind: str, model: str) -> None:

@@ -4,7 +4,7 @@ import re
 
 from moebox.core.catalogue import models, published_checkpoints
 from moebox.core.recipe import Hybrid
-from moebox.engines.ggml.argv import ALWAYS_ON, FIELDS, HYBRID_FIELDS
+from moebox.engines.ggml.engine import ALWAYS_ON, FIELDS, HYBRID_FIELDS
 from moebox.errors import BadInput
 from tests.chain.parse_back.reading import Reading, ValueParser, note_absent, set_field, skip_value
 

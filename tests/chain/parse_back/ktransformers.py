@@ -1,7 +1,7 @@
 """KTransformers' command line to a recipe: SGLang's, and the flags of kt-kernel."""
 
 from moebox.engines.flags import Argument
-from moebox.engines.ktransformers.argv import HYBRID_FIELDS, THRESHOLD
+from moebox.engines.ktransformers.engine import HYBRID_FIELDS, THRESHOLD
 from tests.chain.parse_back import sglang
 from tests.chain.parse_back.reading import Reading
 

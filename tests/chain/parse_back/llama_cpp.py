@@ -1,7 +1,7 @@
 """The command line of mainline llama.cpp's server to a recipe."""
 
 from moebox.engines.flags import Argument
-from moebox.engines.llama_cpp.argv import LOOKUP, VERBOSITY
+from moebox.engines.llama_cpp.engine import LOOKUP, VERBOSITY
 from tests.chain.parse_back import ggml
 from tests.chain.parse_back.reading import Reading, ValueParser, parse_template_arguments, parse_with, set_field
 

@@ -2,7 +2,7 @@
 
 from moebox.core.recipe import Flag
 from moebox.engines.flags import Argument
-from moebox.engines.sglang.argv import ALGORITHMS, ALWAYS_ON, FIELDS
+from moebox.engines.sglang.engine import ALGORITHMS, ALWAYS_ON, FIELDS
 from tests.chain.parse_back.reading import (
     Reading,
     ValueParser,

@@ -3,7 +3,7 @@
 from moebox.core import presets
 from moebox.core.recipe import Flag
 from moebox.engines.flags import Argument
-from moebox.engines.vllm.argv import FIELDS, KV
+from moebox.engines.vllm.engine import FIELDS, KV
 from tests.chain.parse_back.reading import (
     Reading,
     ValueParser,

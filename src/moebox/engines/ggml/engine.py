@@ -1,28 +1,118 @@
 """What both llama.cpp servers share. Rehearsals write a sparse GGUF for them (serve/dummy.py)."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 
 from moebox.core.box import Gpu
 from moebox.core.deployment import Deployment
 from moebox.core.plan import PlanWarning
 from moebox.core.recipe import Recipe
+from moebox.engines.arguments import LaunchNode, add_recipe_flags, field_arguments, thinking_off_json
 from moebox.engines.engine import Engine
-from moebox.engines.ggml import argv, memory
+from moebox.engines.flags import Argument, flag_catalogue
+from moebox.engines.ggml import memory
+from moebox.engines.kv_store import store_folder
 from moebox.engines.refusals import plan_warning
 from moebox.sizing.kv import keeps_all_heads, token_bytes
 from moebox.units import format_gib
 
+FIELDS: dict[str, str] = {
+    "--alias": "served_name",
+    "--host": "listen.host",
+    "--port": "listen.port",
+    "--parallel": "max_seqs",
+}
+HYBRID_FIELDS: dict[str, str] = {
+    "-t": "hybrid.threads",
+    "-tb": "hybrid.threads_batch",
+    "-b": "hybrid.batch",
+    "-ub": "hybrid.ubatch",
+    "-ngl": "hybrid.gpu_layers",
+    "-mla": "hybrid.mla",
+    "-amb": "hybrid.attention_buffer",
+}
+VARIABLES = {"-m": "MODEL_PATH", "--alias": "SERVED_MODEL_NAME", "-c": "MAX_MODEL_LEN", "--port": "PORT"}
+# The model's own template, and metrics for monitoring: a benchmark, `moebox watch`, Prometheus.
+ALWAYS_ON = ("--jinja", "--metrics")
+ALL_LAYERS = 999  # more than any model has: every layer's dense part on the GPUs
 NOTICED = 2**30  # bytes of cache that are worth a warning
+
+
+def layer_arguments(recipe: Recipe) -> list[Argument]:
+    """Arguments of context, threads, batches and placement; without [hybrid] everything is on the GPUs."""
+    # The server divides -c over its slots, so it gets the context times the slots.
+    out: list[Argument] = [("-c", str(recipe.context * recipe.slots))] if recipe.context else []
+    hybrid = recipe.hybrid
+    if hybrid is None:
+        return [*out, ("-ngl", str(ALL_LAYERS))]
+    for flag, path in HYBRID_FIELDS.items():
+        value = getattr(hybrid, path.removeprefix("hybrid."))
+        if value is not None:
+            out.append((flag, str(value)))
+    if hybrid.split:
+        out.append(("-ts", ",".join(map(str, hybrid.split))))
+    return out + [("-ot", rule) for rule in placement_rules(recipe)]
+
+
+def tier_arguments(deployment: Deployment) -> list[Argument]:
+    """Return the prompt cache in RAM, and the folder in which slots are saved on request."""
+    tiers = deployment.recipe.tiers
+    out: list[Argument] = [("--cache-ram", str(int(tiers.ram_gib * 1024)))] if tiers.ram_gib else []
+    return [*out, ("--slot-save-path", store_folder(deployment))] if tiers.disk_gib else out
+
+
+def placement_rules(recipe: Recipe) -> tuple[str, ...]:
+    """Rules of which tensors go where; the first that matches wins, so the GPUs come before RAM.
+
+    Layers are named one by one: -ncmoe counts from the front in llama.cpp and differently in ik_llama.cpp.
+    """
+    hybrid = recipe.hybrid
+    if hybrid is None:
+        return ()
+    if hybrid.ranges or hybrid.split:  # split: experts are with their layers
+        return hybrid.ranges
+    placed = [
+        rf"blk\.({'|'.join(map(str, layers))})\.ffn_.*_exps={hybrid.device}{gpu}"
+        for gpu, layers in enumerate(hybrid.experts)
+        if layers
+    ]
+    return (*placed, "exps=CPU")
 
 
 class GgmlEngine(Engine):
     """One slot unless the recipe has more; slots share one micro-batch of prompts at a time."""
 
-    fields = argv.FIELDS
-    hybrid_fields = argv.HYBRID_FIELDS
-    variables = argv.VARIABLES
+    fields = FIELDS
+    hybrid_fields = HYBRID_FIELDS
+    variables = VARIABLES
     memory_lines = staticmethod(memory.memory_lines)
     default_max_seqs = 1
+    cache_flags: tuple[str, ...]  # that take the type of the cache
+
+    def arguments(self, deployment: Deployment, *, node: LaunchNode | None = None, host: str = "") -> list[Argument]:
+        recipe, weights = deployment.recipe, deployment.weights_path
+        known = flag_catalogue(self.traits.name, recipe.engine_version)
+        is_file = weights.endswith(".gguf") or weights.startswith(("/", "~", ".", "$"))  # $: a variable that holds one
+        out: list[Argument] = [("-m", weights)] if is_file else self.hub_arguments(deployment)
+        out += field_arguments(recipe, FIELDS, known, host=host)
+        out += [*layer_arguments(recipe), *tier_arguments(deployment)]
+        if recipe.kv != "auto":
+            out += [(flag, recipe.kv) for flag in self.cache_flags]
+        out += [(flag,) for flag in ALWAYS_ON]
+        if not recipe.thinking:
+            out.append(self.thinking_off(deployment))
+        return add_recipe_flags([*out, *self.more_arguments(deployment, node)], recipe.flags, known)
+
+    @abstractmethod
+    def hub_arguments(self, deployment: Deployment) -> list[Argument]:
+        """Return the arguments for weights that the server downloads."""
+
+    def thinking_off(self, deployment: Deployment) -> Argument:
+        return ("--chat-template-kwargs", thinking_off_json(deployment))
+
+    def more_arguments(self, deployment: Deployment, node: LaunchNode | None) -> list[Argument]:
+        """Return arguments that only one of the servers has."""
+        return []
 
     def build_commands(self, source: str, folder: str, gpus: Sequence[Gpu], jobs: int) -> list[tuple[str, ...]]:
         """Configure for the GPUs of this machine alone, build the server statically and copy it.

@@ -14,7 +14,7 @@ from moebox.core.box import Box, Gpu
 from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Component, Gqa, Model
 from moebox.core.plan import ArithmeticLine, DeviceMemory, Memory
-from moebox.core.recipe import Hybrid, Recipe
+from moebox.core.recipe import Recipe
 from moebox.engines.budget import add_host_memory, all_gpu_memory, bytes_line, device_memory, ram_overhead, token_line
 from moebox.sizing.constants import MIB, memory_constant, memory_constant_bytes, reserved_bytes, visible_bytes
 from moebox.sizing.kv import entry_bytes, keeps_all_heads, token_bytes
@@ -27,7 +27,7 @@ def memory_budget(deployment: Deployment) -> Memory:
     """Every GPU's bytes and the RAM's; the cache is as large as the recipe's context and slots."""
     box, model, checkpoint, recipe = deployment.facts
     used = []
-    if hybrid_settings(recipe).gpu_layers > 0:  # GPUs of the first node
+    if recipe.placement.gpu_layers > 0:  # GPUs of the first node
         used = [index for index in gpu_list.used_gpus(box, recipe) if index < len(box.gpus)]
     owned, last = owned_layers(model, [box.gpus[index] for index in used]), len(used) - 1
     budgets = {}
@@ -48,11 +48,6 @@ def memory_of_devices(model: Model, recipe: Recipe, devices: tuple[DeviceMemory,
         fits=missing <= 0,
         shortfall=max(0, missing),
     )
-
-
-def hybrid_settings(recipe: Recipe) -> Hybrid:
-    """The recipe's placement, or the engine's defaults."""
-    return recipe.hybrid or Hybrid()
 
 
 def cache_tokens(recipe: Recipe) -> int:
@@ -94,7 +89,7 @@ def gpu_budget(
     last: bool,
 ) -> DeviceMemory:
     """One GPU's bytes; `slot` is its place among those used."""
-    experts = hybrid_settings(recipe).experts
+    experts = recipe.placement.experts
     weights = dense_weights(model, checkpoint, layers, last=last)
     if slot < len(experts) and experts[slot]:
         weights["routed_experts"] = len(experts[slot]) * checkpoint.expert_layer_bytes
@@ -136,7 +131,7 @@ def compute_bytes(model: Model, recipe: Recipe, *, last: bool, alone: bool) -> i
     llama.cpp b11669 on Kimi K2.6 shapes at -c 131072 (llama-fit-params): one GPU 504 MiB at -ub 512 and 4,032 at 4096;
     of two GPUs the first 344 and 2,752, the last 460 and 3,686. ik_llama.cpp: 2,672 at -ub 4096 with -amb 512.
     """
-    ubatch, context = hybrid_settings(recipe).ubatch, recipe.context
+    ubatch, context = recipe.placement.ubatch, recipe.context
     if is_fork(recipe):
         attention = fork_attention_bytes(model, recipe)
         return max(ubatch * (model.vocab * 4 + model.hidden * 8), attention) if last else attention
@@ -164,7 +159,7 @@ def fork_attention_bytes(model: Model, recipe: Recipe) -> int:
     log on Kimi K2.6 shapes with -mla 3 -amb 512 at -ub 512: 928 MiB at -c 16384, 976 at 65536, 1,040 at 131072; with
     -amb 256 (its default) and 1024 at 65536: 570 and 1,808.
     """
-    hybrid, mla = hybrid_settings(recipe), model.mla
+    hybrid, mla = recipe.placement, model.mla
     mask = hybrid.ubatch * 2 * cache_tokens(recipe)
     if mla is None or hybrid.mla == 1:
         return mask + hybrid.ubatch * attention_width(model, recipe)
@@ -183,7 +178,7 @@ def staging_bytes(model: Model, checkpoint: Checkpoint, recipe: Recipe) -> int:
     if not model.moe or expert_layers_on_gpus(recipe) >= model.moe_layers:
         return 0
     if is_fork(recipe):
-        large = hybrid_settings(recipe).ubatch >= offload_threshold(model)
+        large = recipe.placement.ubatch >= offload_threshold(model)
         return checkpoint.expert_layer_bytes if large else 0
     return checkpoint.expert_layer_bytes // 3
 
@@ -194,7 +189,7 @@ def offload_threshold(model: Model) -> int:
 
 
 def expert_layers_on_gpus(recipe: Recipe) -> int:
-    return sum(map(len, hybrid_settings(recipe).experts))
+    return sum(map(len, recipe.placement.experts))
 
 
 def cpu_compute_bytes(model: Model, recipe: Recipe, *, alone: bool) -> int:
@@ -202,7 +197,7 @@ def cpu_compute_bytes(model: Model, recipe: Recipe, *, alone: bool) -> int:
 
     llama.cpp b21e4de on the CPU, three expert layers, -ub 512, -c 4096: 180 MiB on Qwen3-235B, 270 on Kimi K2.6.
     """
-    ubatch, moe = hybrid_settings(recipe).ubatch, model.moe
+    ubatch, moe = recipe.placement.ubatch, model.moe
     # Bytes of a token while its experts compute: what goes in, between and out of each of them.
     experts = ubatch * (4 * moe.used * 2 * (model.hidden + moe.intermediate) if moe else 0)
     if not alone:
@@ -219,7 +214,7 @@ def ram_budget(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe) -
     experts = max(0, model.moe_layers - expert_layers_on_gpus(recipe)) * checkpoint.expert_layer_bytes
     if experts:
         weights["routed_experts"] = experts
-    alone = hybrid_settings(recipe).gpu_layers <= 0 or not box.gpus
+    alone = recipe.placement.gpu_layers <= 0 or not box.gpus
     if alone:
         weights |= dense_weights(model, checkpoint, list(range(model.layers)), last=True)
     ram = device_memory(
@@ -239,7 +234,7 @@ def ram_budget(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe) -
 def memory_lines(deployment: Deployment, memory: Memory) -> tuple[ArithmeticLine, ...]:
     """Every device's bytes, one part a line."""
     model, checkpoint, recipe = deployment.model, deployment.checkpoint, deployment.recipe
-    hybrid = hybrid_settings(recipe)
+    hybrid = recipe.placement
     buffers = f"-ub {hybrid.ubatch}, -amb {hybrid.attention_buffer or 'unset'}; a layer's experts while prefilling"
     source = "llama-fit-params of llama.cpp b11669; ik_llama.cpp logs of August 2026"
     lines = [

@@ -1,28 +1,50 @@
-"""ik_llama.cpp: its log, what it refuses, and the object that moebox uses."""
+"""ik_llama.cpp: its command line and what it refuses. Flags by the help of the sources of April and August 2026."""
 
 import re
 
 from moebox.core.deployment import Deployment
 from moebox.core.plan import Memory, PlanWarning
-from moebox.engines.flags import version_key, version_or_newest
+from moebox.core.recipe import Recipe
+from moebox.engines.assemble import python_entry
+from moebox.engines.flags import Argument, version_key, version_or_newest
 from moebox.engines.ggml.engine import GgmlEngine
 from moebox.engines.ggml.memory import expert_layers_on_gpus, memory_budget, offload_threshold
-from moebox.engines.ik_llama_cpp import argv
 from moebox.engines.ik_llama_cpp.traits import TRAITS
 from moebox.engines.refusals import engines_for_format, plan_warning, quantization_of
 from moebox.units import format_count
 
+# The fork takes keys from argv or a file; bash makes a file out of the variable that is not on disk.
+ENTER_WITH_KEY = 'exec "$@" --api-key-file <(printf "%s\\n" "$LLAMA_API_KEY")'
 MAINLINE_QUANT = re.compile(r"NVFP4|^T?Q[12]_0$", re.IGNORECASE)  # UD-TQ1_0 is a mix without that type
+
+
+def has_budget(recipe: Recipe) -> bool:
+    return version_key(version_or_newest(recipe)) >= version_key("2026-08")
 
 
 class IkLlamaCppEngine(GgmlEngine):
     """The fork's llama-server, with its own modes of latent attention."""
 
     traits = TRAITS
-    arguments = staticmethod(argv.arguments)
-    entry_command = staticmethod(argv.entry_command)
-    hide_api_key = staticmethod(argv.hide_api_key)
     memory_budget = staticmethod(memory_budget)
+    cache_flags = ("-ctk",)  # MLA has one cache: only the type of K matters
+
+    def hub_arguments(self, deployment: Deployment) -> list[Argument]:
+        """Return the repository and the file in it, without which the fork does not start."""
+        checkpoint = deployment.known_checkpoint
+        file = [("--hf-file", checkpoint.file)] if checkpoint and checkpoint.file else []
+        return [("--hf-repo", deployment.weights_path), *file]
+
+    def thinking_off(self, deployment: Deployment) -> Argument:
+        """From August 2026 on the template's switch puts the answer into reasoning_content; a budget of 0 does not."""
+        return ("--reasoning-budget", "0") if has_budget(deployment.recipe) else super().thinking_off(deployment)
+
+    def entry_command(self, recipe: Recipe) -> tuple[str, ...]:
+        return python_entry(recipe, program=("llama-server",), module=("-m", "ik_llama_cpp.server"))
+
+    def hide_api_key(self, argv: tuple[str, ...]) -> tuple[str, ...]:
+        """Pass the API key in a file made by bash instead of in argv."""
+        return ("bash", "-c", ENTER_WITH_KEY, "engine", *argv)
 
     def setting_reasons(self, deployment: Deployment, memory: Memory) -> list[str]:
         """Return from which micro-batch on the GPUs compute the experts in RAM, if there are any.
@@ -58,7 +80,7 @@ class IkLlamaCppEngine(GgmlEngine):
         if recipe.vision:
             text = "Kimi's vision tower is not served by ik_llama.cpp"
             found.append(plan_warning("warning", text, "vision = false"))
-        if not recipe.thinking and version_key(version_or_newest(recipe)) >= version_key("2026-08"):
+        if not recipe.thinking and has_budget(recipe):
             text = (
                 "thinking is turned off by a budget of 0; the template's switch would put answers in reasoning_content"
             )

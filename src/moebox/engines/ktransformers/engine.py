@@ -1,18 +1,32 @@
-"""KTransformers: its log, what it refuses, and the object that moebox uses."""
+"""KTransformers: the SGLang fork's command line with what kt-kernel needs, its log, and what it refuses."""
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from moebox.core.deployment import Deployment
 from moebox.core.plan import PlanWarning
+from moebox.core.recipe import Recipe
+from moebox.engines.arguments import LaunchNode, add_recipe_flags
+from moebox.engines.assemble import python_entry
 from moebox.engines.engine import Engine
 from moebox.engines.events import LogPattern, engine_patterns
-from moebox.engines.ktransformers import argv, memory
+from moebox.engines.flags import Argument, flag_catalogue
+from moebox.engines.ktransformers import memory
 from moebox.engines.ktransformers.traits import TRAITS
 from moebox.engines.refusals import plan_warning
 from moebox.engines.sglang import engine as sglang
-from moebox.engines.sglang.argv import environment, hide_api_key
 
+HYBRID_FIELDS = {
+    "--kt-cpuinfer": "hybrid.threads",
+    "--kt-threadpool-count": "hybrid.pools",
+    "--kt-num-gpu-experts": "hybrid.gpu_experts",
+}
+VARIABLES = sglang.VARIABLES | {"--kt-weight-path": "MODEL_PATH"}
+# CPU and GPUs read the same files in these formats (Native-Precision-Tutorial.md).
+METHODS = {"int4-g32": "RAWINT4", "fp8-block": "FP8", "bf16": "BF16"}
+# From this many tokens on a prompt is read on the GPUs, layer by layer (Kimi-K2-Thinking-Native.md).
+THRESHOLD = 400
 # Processors without AVX-512: Zen 2 and 3, Xeons before Skylake-SP, Core of the 12th generation and later.
 NO_AVX512 = re.compile(
     r"EPYC 7\w\w[123]\b|Ryzen \w+ (?:PRO )?[345]\d{3}|Threadripper (?:PRO )?[35]9\d\d|Xeon\(R\) CPU E\d|1[2-4]\d{3}K?"
@@ -28,13 +42,11 @@ class KTransformersEngine(Engine):
     """
 
     traits = TRAITS
-    fields = argv.FIELDS
-    hybrid_fields = argv.HYBRID_FIELDS
-    variables = argv.VARIABLES
-    arguments = staticmethod(argv.arguments)
-    entry_command = staticmethod(argv.entry_command)
-    environment = staticmethod(environment)
-    hide_api_key = staticmethod(hide_api_key)
+    fields = sglang.FIELDS
+    hybrid_fields = HYBRID_FIELDS
+    variables = VARIABLES
+    environment = staticmethod(sglang.environment)
+    hide_api_key = staticmethod(sglang.hide_api_key)
     memory_budget = staticmethod(memory.memory_budget)
     max_gpu_experts = staticmethod(memory.max_gpu_experts)
     memory_lines = staticmethod(memory.memory_lines)
@@ -45,6 +57,25 @@ class KTransformersEngine(Engine):
     reserves_output = sglang.SglangEngine.reserves_output
     schedules_ahead = sglang.SglangEngine.schedules_ahead
 
+    def arguments(self, deployment: Deployment, *, node: LaunchNode | None = None, host: str = "") -> list[Argument]:
+        """Command-line arguments after the entry; drafts beside kt-kernel are not proven, and refused."""
+        recipe, checkpoint = deployment.recipe, deployment.known_checkpoint
+        known = flag_catalogue(recipe.engine, recipe.engine_version)
+        undrafted = deployment.with_recipe(replace(recipe, speculate=None))
+        out = sglang.base_arguments(undrafted, node=node, host=host)
+        method = METHODS.get(checkpoint.quant if checkpoint else "", "AMXINT4")  # precision of experts on the CPU
+        out += [("--kt-weight-path", deployment.weights_path), ("--kt-method", method)]
+        for flag, path in HYBRID_FIELDS.items():
+            value = getattr(recipe.hybrid, path.removeprefix("hybrid.")) if recipe.hybrid else None
+            if value is not None:
+                out.append((flag, str(value)))
+        out += [("--kt-gpu-prefill-token-threshold", str(THRESHOLD)), ("--disable-shared-experts-fusion",)]
+        return add_recipe_flags(out, recipe.flags, known)
+
+    def entry_command(self, recipe: Recipe) -> tuple[str, ...]:
+        """The command that starts it on this machine: the fork's module, because both packages install `sglang`."""
+        return python_entry(recipe, program=("python3", "-m", sglang.MODULE), module=("-m", sglang.MODULE))
+
     @property
     def log_patterns(self) -> Sequence[LogPattern]:
         return (*engine_patterns(self.traits.name), *sglang.ENGINE.log_patterns)
@@ -52,9 +83,9 @@ class KTransformersEngine(Engine):
     def find_refusals(self, deployment: Deployment) -> list[PlanWarning]:
         recipe, box, checkpoint = deployment.recipe, deployment.box, deployment.known_checkpoint
         found, weights = super().find_refusals(deployment), deployment.weights_path
-        if checkpoint and checkpoint.format == "safetensors" and checkpoint.quant not in argv.METHODS:
+        if checkpoint and checkpoint.format == "safetensors" and checkpoint.quant not in METHODS:
             text = f"kt-kernel does not compute {checkpoint.quant} experts on a CPU"
-            found.append(plan_warning("fatal", text, f"a checkpoint in {', '.join(argv.METHODS)}", SOURCE))
+            found.append(plan_warning("fatal", text, f"a checkpoint in {', '.join(METHODS)}", SOURCE))
         if not weights.startswith(("/", "~", ".")):  # a warning: the settings are right once the weights are there
             text = f"kt-kernel reads experts from a folder, not from the Hub's {weights}"
             remedy = f"hf download {weights} --local-dir FOLDER, then plan FOLDER"

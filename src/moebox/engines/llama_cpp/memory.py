@@ -101,7 +101,7 @@ def device_budget(
         box.ram,
         weights,
         kv=ggml.layer_cache_bytes(model, recipe, len(layers)),
-        activations=ggml.hybrid_settings(recipe).ubatch * MIB // 2,
+        activations=recipe.placement.ubatch * MIB // 2,
         overhead=ram_overhead(box),
     )
 

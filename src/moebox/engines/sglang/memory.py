@@ -27,8 +27,8 @@ from moebox.engines.budget import (
 )
 from moebox.sizing import shards
 from moebox.sizing.constants import GIB, MIB, memory_constant, memory_constant_bytes, reserved_bytes, visible_bytes
-from moebox.sizing.drafts import draft_bytes, draft_token_bytes
 from moebox.sizing.kv import entry_bytes, sequence_bytes, token_bytes
+from moebox.sizing.shards import draft_bytes, draft_token_bytes
 from moebox.units import format_count
 
 # Prefill chunk and largest graph batch by memory (server_args.py): GiB below which, chunk, batch for TP < 4, for more.

@@ -37,8 +37,8 @@ from moebox.sizing.constants import (
     visible_bytes,
     vllm_build,
 )
-from moebox.sizing.drafts import draft_bytes, draft_token_bytes
 from moebox.sizing.kv import sequence_bytes, token_bytes
+from moebox.sizing.shards import draft_bytes, draft_token_bytes
 from moebox.units import format_gib
 
 LARGE, LARGEST = 70 * GIB, 160 * GIB  # vLLM's defaults change there (engine/arg_utils.py)

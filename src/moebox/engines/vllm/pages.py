@@ -15,8 +15,8 @@ from moebox.core.layers import Compressed, LayerKind, Linear, Mamba
 from moebox.core.model import Model
 from moebox.core.recipe import Recipe
 from moebox.core.support_matrix import in_versions
-from moebox.sizing.drafts import NATIVE_METHODS
 from moebox.sizing.kv import COMPRESSED_FP8_BYTES, entry_bytes
+from moebox.sizing.shards import NATIVE_METHODS
 
 BLOCK = 16  # tokens of a block if no state asks for more
 MLA_ALIGNMENT = 128  # blocks of latent attention beside states are a multiple of it (platforms/interface.py:1075)

@@ -66,8 +66,7 @@ def find_backends(recipe: Recipe, generation: str, architecture: str) -> dict[At
     kv = kv_type(recipe)
 
     def applies(row: AttentionBackend) -> bool:
-        version = recipe.engine_version
-        old = not row.before or bool(version and version_in_range(version, f"<{row.before}"))
+        old = not row.before or version_in_range(recipe.engine_version, f"<{row.before}")
         fits = generation in row.generations and row.engine in ("", recipe.engine) and row.kv in ("", kv)
         return old and fits and architecture in (row.architectures or (architecture,))
 

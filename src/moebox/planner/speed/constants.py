@@ -200,12 +200,6 @@ class HostCpu:
     source: str = ""
 
 
-def clear_caches() -> None:
-    """Read the tables again; the fitting script changes them."""
-    catalogue.decode_rows.cache_clear()
-    unified_memory.cache_clear()
-
-
 def find_efficiency(engine: EngineName, preset: str, generation: str) -> tuple[Efficiency, int]:
     """Return the constants of an engine on a generation, and how many steps away the row is."""
     best: tuple[int, tuple[int, bool, bool], Efficiency] | None = None
@@ -252,7 +246,7 @@ def find_overhead(engine: EngineName, version: str, generation: str) -> Overhead
     """Return what a version takes in addition; None for a newer or unknown one."""
     rows = (row for row in catalogue.table_rows(Overhead, "efficiency", "overhead") if row.engine == engine)
     rows = (row for row in rows if row.generation in ("", generation))
-    return next((row for row in rows if version and version_in_range(version, f"<{row.before}")), None)
+    return next((row for row in rows if version_in_range(version, f"<{row.before}")), None)
 
 
 def has_fused_norms(engine: EngineName, version: str, generation: str, architecture: str) -> bool:
@@ -282,7 +276,7 @@ def find_expert_kernel(
             continue
         if row.architectures and architecture not in row.architectures:
             continue
-        if row.before and not (version and version_in_range(version, f"<{row.before}")):
+        if row.before and not version_in_range(version, f"<{row.before}"):
             continue
         steps = near.index(row.generation) if row.generation in near else len(near)
         ranked.append(((steps, not row.before, not row.architectures, not row.engine), row))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from moebox.core.box import Box, Gpu
 from moebox.core.model import Checkpoint, Model
-from moebox.core.recipe import Hybrid, Parallel, Recipe
+from moebox.core.recipe import Parallel, Recipe
 from moebox.engines.engine import load_engine
 from moebox.planner.speed.constants import HostEfficiency, find_cpu
 from moebox.planner.speed.links import network_rate, pcie_rate
@@ -235,7 +235,7 @@ def make_hybrid_step(
     box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe, constants: HostEfficiency
 ) -> HybridStep:
     """Return the step model of a CPU+GPU recipe on a box."""
-    hybrid = recipe.hybrid or Hybrid()
+    hybrid = recipe.placement
     on_gpus: float = sum(map(len, hybrid.experts))
     if recipe.hybrid is None or hybrid.split:
         on_gpus = model.moe_layers

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from moebox.core.verdict import Attribution
-from moebox.phantom.tool_questions import INFORMING_TOOLS, ExampleTool, same_arguments
+from moebox.phantom.tool_questions import INFORMING_TOOLS, ExampleTool, draw_values, same_arguments
 from moebox.units import plural
 from moebox.verify.checks import tool_history
 from moebox.verify.checks.json_modes import schema_violation
@@ -79,20 +79,20 @@ class _Conversation:
     async def _run_round(self, number: int) -> None:
         rng, stream = self.session.rng, number % 2 == 1
         tool = rng.choice(self.tools)
-        given = {key: draw(rng) for key, draw in tool.arguments.items()}
+        given = draw_values(rng, tool.arguments)
         self.turns.append({"role": "user", "content": rng.choice(tool.prompts).format(**given)})
         called = await self._ask(stream)
         self._check_calls(called, tool, given, stream)
         if not called.calls:
             self.turns.append({"role": "assistant", "content": called.content})
             return
-        result = {key: draw(rng) for key, draw in tool.result.items()}
+        result = draw_values(rng, tool.result)
         self.turns += [tool_history.calls_turn(called), *tool_history.result_turns(called, result)]
         answer = await self._ask(stream)
         if self.thinking and not number:
             # Asked not to think, the model gives the end of the answer alone
             tools = list(self.session.offered_tools)
-            plain = await self.session.chat(self.turns, tools=tools, max_tokens=512, stream=stream or None)
+            plain = await self.session.chat(self.turns, tools=tools, max_tokens=512, stream=stream)
             spilled = spilled_reasoning(answer.reply, plain.reply)
             self.session.failures.add("reasoning", spilled, stream=stream)
         text = re.sub(r"(?<=\d),(?=\d{3})", "", answer.content)
@@ -109,7 +109,7 @@ class _Conversation:
             tools=list(session.offered_tools),
             thinking=self.thinking,
             max_tokens=max(self._answer_tokens(), 1),
-            stream=stream or None,
+            stream=stream,
         )
         count = answer.token_count("prompt")
         if count is not None:

@@ -72,27 +72,17 @@ async def probe_tool_results(session: CheckSession) -> Score:
     return await session.run_both_modes("answer", _message_attempt(session, "tool_result"), 0.13, 1)
 
 
-async def probe_system(session: CheckSession) -> ProbeWarning | None:
+async def probe_system(session: CheckSession) -> None:
     """`system` reaches the model, as a string and as blocks, with cache_control too: the prompt grows by it."""
     plain = message_request(session, session.draw("secret"))
     block = {"type": "text", "text": PADDING}
     cached = block | {"cache_control": {"type": "ephemeral"}}  # as Claude Code sends it
     few = None  # tokens with a short one: without any a template may write a message of its own
     for how, value in (("a string", PADDING), ("blocks", [block]), ("blocks with cache_control", [cached])):
-        try:
+        with skip_if_rejected(f"system as {how} is refused", "anthropic"):
             few = few or await _input_tokens(session, plain | {"system": "Hi."})
             many = await _input_tokens(session, plain | {"system": value})
-        except ProbeFailed as problem:
-            return ProbeWarning(_rejection_text(problem, f"system as {how}"))
         _expect_growth(session, "prompt", f"system as {how}", few, many)
-    return None
-
-
-def _rejection_text(problem: ProbeFailed, what: str) -> str:
-    """Text for a request that was properly rejected; raise any other problem again."""
-    if problem.status in REJECTED_STATUSES:
-        return f"{what} is refused: {problem}"
-    raise problem
 
 
 def _expect_growth(session: CheckSession, kind: KindName, what: str, few: int | None, many: int | None) -> None:
@@ -159,13 +149,10 @@ async def probe_thinking(session: CheckSession) -> str | ProbeWarning:
             "thinking": {"type": "enabled", "budget_tokens": 1024},
             "max_tokens": session.token_limit(THINKING_TOKENS, thinking=True),
             "temperature": 1,  # the API takes no other with thinking
+            **session.template_arguments(thinking=True),
         }
-        if "chat_template_kwargs" in body:
-            body["chat_template_kwargs"] = {"thinking": True, "enable_thinking": True}
-        try:
+        with skip_if_rejected("thinking is refused"):
             message = await send_message(session, body)
-        except ProbeFailed as problem:
-            raise ProbeSkipped(_rejection_text(problem, "thinking")) from None
         shown[stream] = bool(message.reasoning)
         session.failures.add("reasoning", spilled_reasoning(message.reply, plain.reply), stream=stream)
         if message.reasoning and not stream:
@@ -184,7 +171,9 @@ async def _send_thinking_back(session: CheckSession, question: Question, exchang
     try:
         await send_message(session, body, allow_marks=True)
     except ProbeFailed as problem:
-        return ProbeWarning(_rejection_text(problem, "a turn with its own thinking block"))
+        if problem.status not in REJECTED_STATUSES:
+            raise
+        return ProbeWarning(f"a turn with its own thinking block is refused: {problem}")
     return None
 
 

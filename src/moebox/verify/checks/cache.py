@@ -1,16 +1,35 @@
-"""cache: similar prompts are kept apart, and the same prompt with other settings is answered anew."""
+"""cache: similar prompts are kept apart, other settings get another answer, and conversations that come back their own.
 
+What a cache evicted, offloaded or restored after many other conversations must be theirs.
+"""
+
+import asyncio
 import dataclasses
+import random
+import statistics
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from moebox.phantom import vocabulary
+from moebox.phantom.question import Question
 from moebox.phantom.text_questions import haystack_questions
-from moebox.verify.checks.returning import probe_returning
+from moebox.units import format_count, format_percent, format_seconds
+from moebox.verify.completions import ChatAnswer
+from moebox.verify.session import EndpointUnusable, ProbeFailed, ProbeSkipped, ProbeWarning
 from moebox.verify.trials import PASSED, Check, CheckSession, TrialOutcome, judge_answer, server_failure
 
 PROMPT_CHARS = 1250  # many blocks of any prefix cache; half of it in a short context
 DEPTHS = {"early": 0.03, "in the middle": 0.5, "late": 0.97}
 FEW_TOKENS = 4
+TURNS = ("first turn", "next turn", "return after the others")
+CHARS_PER_TOKEN = 2.7  # of the phantom, the least of the tokenizers tried; larger models get fewer tokens
+CODE_DEPTHS = (0.1, 0.4, 0.7)  # a code for each turn; the phantom misses codes at the very beginning
+TOOLS_EVERY = 4  # of so many conversations one knows tools instead of codes
+MIN_CONVERSATIONS = 4
+SHORT_PREFIX = 180  # tokens of a conversation in a short context
+AT_ONCE = 3  # conversations; more than a small server has slots would take the cache from each other
+WRONG_TURNS = 2  # that are right without the cache: a store that returns wrong prefixes at all is broken
+MISSED_SHARE = 0.5  # of a prompt; blocks, templates and the last question leave a correct cache above it
 WARM: dict[str, Any] = {"temperature": 0.6, "top_p": 0.95}  # as agents sample; almost all else is asked at 0
 
 
@@ -82,6 +101,131 @@ async def probe_repetition(session: CheckSession) -> None:
         return server_failure(reason if len(wrong) > 1 else "")
 
     await session.run_trials("answer", attempt, 0.25)
+
+
+def draw_conversations(session: CheckSession, count: int, chars: int) -> list[list[Question]]:
+    """Questions for each turn of each conversation. The texts differ only in their codes, so a mix-up shows its origin.
+
+    Every fourth conversation has tools of its own instead of a text, and each turn needs one of them.
+    """
+    base = haystack_questions(session.rng, chars=chars, depths=CODE_DEPTHS)
+    conversations: list[list[Question]] = []
+    for number in range(count):
+        if number % TOOLS_EVERY == TOOLS_EVERY - 1:
+            session.offered_tools = ()
+            conversations.append([session.draw("tool_call") for _ in TURNS])
+            continue
+        conversations.append(with_new_codes(session.rng, base))
+    return conversations
+
+
+def with_new_codes(rng: random.Random, questions: Sequence[Question]) -> list[Question]:
+    codes = {question.expect: vocabulary.draw_code(rng, 6) for question in questions}
+    text = str(questions[0].messages[0]["content"]).rpartition("\n\n")[0]
+    for old, new in codes.items():
+        text = text.replace(old, new)
+    own: list[Question] = []
+    for question in questions:
+        asked = str(question.messages[0]["content"]).rpartition("\n\n")[2]
+        message = {"role": "user", "content": f"{text}\n\n{asked}"}
+        own.append(dataclasses.replace(question, messages=(message,), expect=codes[question.expect]))
+    return own
+
+
+async def judge_turn(
+    session: CheckSession, conversations: Sequence[Sequence[Question]], number: int, index: int, turn: str
+) -> ChatAnswer | None:
+    """Ask one question and count it. A wrong answer is the server's if the same prompt is right without the cache."""
+    question = conversations[number][index]
+    stream = (number + index) % 2 == 1
+    where = f"{turn} of conversation {number + 1}"
+    try:
+        answer = await session.ask_question(question, stream=stream)
+    except ProbeSkipped:
+        return None  # a server may have no tool parser
+    except EndpointUnusable:
+        raise
+    except ProbeFailed as problem:
+        session.failures.add("cache", str(problem), where=where)
+        return None
+    wrong = judge_answer(question, answer)
+    if wrong:
+        role = "user" if session.refusals.get("system messages") else "system"
+        salt = {"role": role, "content": f"Conversation {vocabulary.draw_code(session.rng, 6)}."}
+        fresh = dataclasses.replace(question, messages=(salt, *question.messages))
+        if judge_answer(question, await session.ask_question(fresh, stream=stream)):
+            wrong = ""  # the model's own
+    for other, questions in enumerate(conversations if wrong else ()):
+        if other != number and any(str(each.expect) in answer.content for each in questions):
+            wrong = f"it got the code of conversation {other + 1}"
+    session.failures.add("cache", wrong, where=f"{where}, right without the cache")
+    return answer
+
+
+async def probe_returning(session: CheckSession) -> str | ProbeWarning:
+    """Fill the cache with conversations, then come back to each after all the others, several at once.
+
+    Cached tokens are counted by turn if the server reports them.
+    """
+    options = session.options
+    count = options.conversations or max(MIN_CONVERSATIONS, options.trials // 3)
+    tokens = options.prefix_tokens if session.is_roomy else min(options.prefix_tokens, SHORT_PREFIX)
+    conversations = draw_conversations(session, count, round(tokens * CHARS_PER_TOKEN))
+    answers: list[list[ChatAnswer]] = [[] for _ in TURNS]
+    before = session.failures.snapshot()
+    # Each return has all other conversations before it, and asks for everything; after a failure come more returns.
+    for number_of_round, questions in enumerate([(0, 1), *[(2, 0, 1)] * options.patience]):
+        if number_of_round == 1 and session.restart:
+            await asyncio.to_thread(session.restart)
+        waiting = iter(range(count))
+
+        async def converse(
+            questions: Sequence[int] = questions, waiting: Iterator[int] = waiting, late: int = number_of_round
+        ) -> None:
+            for number in waiting:
+                for place, index in enumerate(questions):
+                    session.trial_progress = (late * count + number + 1, 2 * count)
+                    turn = 2 if late else index
+                    answer = await judge_turn(session, conversations, number, index, TURNS[turn])
+                    if answer and not (late and place):  # only the first question of a return meets what was evicted
+                        answers[turn].append(answer)
+
+        with session.allow_slow_replies():
+            await asyncio.gather(*(converse() for _ in range(min(options.parallel, count, AT_ONCE))))
+        wrong = [failure for failure in session.failures.summarize(before) if failure.kind == "cache" and failure.seen]
+        if wrong and wrong[0].seen >= WRONG_TURNS:
+            raise ProbeFailed(f"{wrong[0].example}; {wrong[0].seen} of {wrong[0].of} turns")
+        if number_of_round and not wrong:
+            break
+    if not answers[-1]:
+        raise ProbeSkipped("the server accepts no such conversation")
+    return describe_cache(session, answers)
+
+
+def describe_cache(session: CheckSession, answers: Sequence[Sequence[ChatAnswer]]) -> str | ProbeWarning:
+    """Shares of the prompts that came from the cache by turn, and a warning if they should have and did not."""
+    prompts = [answer.token_count("prompt") or 0 for answer in answers[-1]]
+    total = sum(prompts)
+    title = f"{len(prompts)} conversations, {format_count(total)} tokens"
+    shares: list[float | None] = []
+    for turn in answers:
+        known = [(answer.cached_tokens, answer.token_count("prompt")) for answer in turn]
+        counted = [cached / prompt for cached, prompt in known if cached is not None and prompt]
+        shares.append(statistics.median(counted) if counted else None)
+    if not any(shares) and not session.options.cache_tokens:
+        return f"{title}; the server reports no cached tokens"
+    parts = [f"{name} {format_percent(share or 0.0)}" for name, share in zip(TURNS, shares, strict=True)]
+    text = f"{title}; from the cache: {', '.join(parts)}"
+    expected = {"next turn": True, "return after the others": session.options.cache_tokens >= total > 0}
+    for name, share in zip(TURNS, shares, strict=True):
+        if not expected.get(name) or (share or 0.0) >= MISSED_SHARE:
+            continue
+        lost = (1 - (share or 0.0)) * statistics.median(prompts)
+        cost = f"{format_count(round(lost))} tokens are computed again in each turn"
+        if session.prefill_tok_s:
+            cost += f", {format_seconds(lost / session.prefill_tok_s)}"
+        return ProbeWarning(f"{text}; {name} should have been cached: {cost}")
+    return text
 
 
 CHECK = Check(

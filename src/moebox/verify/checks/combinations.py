@@ -121,7 +121,7 @@ def build_request(row: Combination, question: Question, earlier: Question) -> Co
         messages.insert(0, {"role": "system", "content": "You are a helpful assistant."})
     settings: dict[str, Any] = {"tools": tools or None, "response_format": question.response_format}
     settings |= {"thinking": row["thinking"] == "thinking", "max_tokens": question.max_tokens}
-    settings["stream"] = row["transfer"] == "streamed" or None
+    settings["stream"] = row["transfer"] == "streamed"
     if row["stop"] == "a stop string":
         settings["stop"] = [ABSENT_STOP]
     if row["logprobs"] == "logprobs":

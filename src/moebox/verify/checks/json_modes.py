@@ -43,7 +43,7 @@ async def probe_contradictions(session: CheckSession) -> str:
                 },
                 max_tokens=128,
                 allow_marks=True,
-                stream=stream or None,
+                stream=stream,
             )
         except ProbeFailed as problem:
             if problem.status not in REJECTED_STATUSES:

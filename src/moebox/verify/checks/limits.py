@@ -131,7 +131,7 @@ async def probe_token_limit(session: CheckSession) -> Score:
     cut_whole: list[tuple[Question, str]] = []  # each story and how it was cut when it came whole
 
     async def ask_cut(question: Question, stream: bool, field: str) -> ChatAnswer:
-        request = session.chat_request(question.messages, max_tokens=None, stream=stream or None)
+        request = session.chat_request(question.messages, max_tokens=None, stream=stream)
         return session.read_answer(await session.post_chat({**request, field: FEW_TOKENS}), stream=stream)
 
     async def attempt(stream: bool) -> TrialOutcome:

@@ -7,7 +7,7 @@ from moebox.verify.checks.tools import judge_calls
 from moebox.verify.checks.turns import PADDING, PADDING_TOKENS, prompt_grew
 from moebox.verify.completions import ChatAnswer
 from moebox.verify.responses_api import input_items, response_request, send_response
-from moebox.verify.session import REJECTED_STATUSES, ProbeFailed, ProbeWarning, skip_if_rejected
+from moebox.verify.session import ProbeWarning, skip_if_rejected
 from moebox.verify.trials import Check, CheckSession, QuestionAttempt, judge_answer
 
 FEW_TOKENS = 16  # for an answer that wants many more; OpenAI takes no lower limit
@@ -28,19 +28,15 @@ async def probe_text(session: CheckSession) -> Score:
     return await session.run_both_modes("text", _attempt(session, "copy"), 0.13, 1)
 
 
-async def probe_tools(session: CheckSession) -> Score | ProbeWarning:
+async def probe_tools(session: CheckSession) -> Score:
     """A tool is called, whole and streamed, and the result of a call is read and used."""
     await session.run_both_modes("tool-call", _attempt(session, "tool_call"), 0.13, 1)
     score = await session.run_trials("answer", _attempt(session, "tool_result"), 0.13, 1)
     question = session.draw("tool_result")
     empty = {"type": "reasoning", "id": "rs_1", "summary": []}  # as Codex sends back what it was given
-    body = response_request(session, question)
-    try:
-        await send_response(session, body | {"input": [*input_items(question)[:1], empty, *input_items(question)[1:]]})
-    except ProbeFailed as problem:
-        if problem.status not in REJECTED_STATUSES:
-            raise
-        return ProbeWarning(f"a turn with its own reasoning item is refused: {problem}")
+    first, *others = input_items(question)
+    with skip_if_rejected("a turn with its own reasoning item is refused", "responses"):
+        await send_response(session, response_request(session, question) | {"input": [first, empty, *others]})
     return score
 
 

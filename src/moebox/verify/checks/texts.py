@@ -109,7 +109,7 @@ async def probe_characters(session: CheckSession) -> str:
 async def _repeat(session: CheckSession, text: str, stream: bool) -> str:
     """Ask the model to repeat a text and return the answer."""
     turns = [user_turn(f"Repeat after me: {text}")]
-    request = session.chat_request(turns, max_tokens=128, stream=stream or None)
+    request = session.chat_request(turns, max_tokens=128, stream=stream)
     return session.read_answer(await session.post_dictated(request, text), stream=stream, allow_marks=True).content
 
 
@@ -121,22 +121,18 @@ class ForcedValue:
     written: str = ""
 
 
+def _schema_of_city(text: str) -> dict[str, object]:
+    return {"type": "object", "properties": {"city": {"type": "string", "enum": [text]}}, "required": ["city"]}
+
+
 async def probe_characters_in_arguments(session: CheckSession) -> str | ProbeWarning:
     """Texts come back unchanged in the arguments of a tool whose schema allows nothing else."""
 
     async def forced_argument(text: str, stream: bool) -> ForcedValue:
-        function = {
-            "name": "get_weather",
-            "description": "Get the current weather in a city.",
-            "parameters": {
-                "type": "object",
-                "properties": {"city": {"type": "string", "enum": [text]}},
-                "required": ["city"],
-            },
-        }
+        about = {"name": "get_weather", "description": "Get the current weather in a city."}
         turns = [user_turn("What is the weather in the only city that there is?")]
-        tools = [{"type": "function", "function": function}]
-        answer = await chat_or_skip(session, turns, tools=tools, tool_choice="required", stream=stream or None)
+        tools = [{"type": "function", "function": {**about, "parameters": _schema_of_city(text)}}]
+        answer = await chat_or_skip(session, turns, tools=tools, tool_choice="required", stream=stream)
         return _read_city(answer, answer.calls[0].arguments) if answer.calls else ForcedValue()
 
     return await _compare_forced(session, forced_argument, "arguments")
@@ -146,15 +142,10 @@ async def probe_characters_in_json(session: CheckSession) -> str | ProbeWarning:
     """Texts come back unchanged in JSON whose schema allows nothing else."""
 
     async def forced_json(text: str, stream: bool) -> ForcedValue:
-        schema = {
-            "type": "object",
-            "properties": {"city": {"type": "string", "enum": [text]}},
-            "required": ["city"],
-            "additionalProperties": False,
-        }
+        schema = {**_schema_of_city(text), "additionalProperties": False}
         response_format = {"type": "json_schema", "json_schema": {"name": "record", "strict": True, "schema": schema}}
         turns = [user_turn("Reply with a JSON object with the key city. There is one city only.")]
-        answer = await chat_or_skip(session, turns, response_format=response_format, stream=stream or None)
+        answer = await chat_or_skip(session, turns, response_format=response_format, stream=stream)
         return _read_city(answer, answer.content)
 
     return await _compare_forced(session, forced_json, "JSON")

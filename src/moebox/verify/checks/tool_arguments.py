@@ -46,7 +46,7 @@ async def probe_argument_shapes(session: CheckSession) -> str | ProbeWarning:
                     tools=[{"type": "function", "function": {"name": name, "description": name, "parameters": schema}}],
                     tool_choice={"type": "function", "function": {"name": name}},
                     max_tokens=LONG_CALL_TOKENS if name == LONG_TOOL else CALL_TOKENS,
-                    stream=stream or None,
+                    stream=stream,
                     allow_marks=True,
                 )
             if answer.finish_reason == "length":  # too long to be judged, in a stream too

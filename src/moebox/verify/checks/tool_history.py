@@ -8,11 +8,19 @@ from typing import Any
 
 from moebox.core.verdict import Score
 from moebox.phantom import vocabulary
-from moebox.phantom.tool_questions import TOOLS, ExampleTool
+from moebox.phantom.tool_questions import (
+    INFORMING_TOOLS,
+    TOOLS,
+    ExampleTool,
+    calls_message,
+    draw_values,
+    result_message,
+    tool_call,
+)
 from moebox.verify.checks.turns import PADDING, user_turn
 from moebox.verify.completions import ChatAnswer
 from moebox.verify.options import TRIALS
-from moebox.verify.session import REJECTED_STATUSES, ProbeFailed, ProbeWarning, error_text, require_token_count
+from moebox.verify.session import ProbeFailed, ProbeWarning, error_text, require_token_count, skip_if_rejected
 from moebox.verify.trials import PASSED, CheckSession, TrialOutcome
 from moebox.verify.violations import is_json
 
@@ -36,13 +44,8 @@ class ToolTurn:
 
 def calls_turn(answer: ChatAnswer) -> dict[str, object]:
     """The assistant's turn that made these calls, as clients send it back."""
-    calls = [
-        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-        for call in answer.calls
-    ]
-    content: dict[str, object] = {"role": "assistant", "content": answer.content or None}  # null, as SDKs send it
     reasoning = {"reasoning_content": answer.reasoning} if answer.reasoning else {}  # Kimi wants its reasoning back
-    return content | reasoning | {"tool_calls": calls}
+    return {**calls_message(*answer.calls), "content": answer.content or None, **reasoning}  # null, as SDKs send it
 
 
 def result_turns(answer: ChatAnswer, result: Any, *, named: bool = True) -> History:
@@ -56,23 +59,17 @@ def result_turns(answer: ChatAnswer, result: Any, *, named: bool = True) -> Hist
 
 def _draw_turn(session: CheckSession) -> ToolTurn:
     """A call of a random tool, with random arguments and a random result."""
-    rng = session.rng
-    tool = rng.choice([tool for tool in TOOLS if tool.informs])
-    given = {key: draw(rng) for key, draw in tool.arguments.items()}
-    return ToolTurn(tool=tool, given=given, result={key: draw(rng) for key, draw in tool.result.items()})
+    tool = session.rng.choice(INFORMING_TOOLS)
+    given = draw_values(session.rng, tool.arguments)
+    return ToolTurn(tool=tool, given=given, result=draw_values(session.rng, tool.result))
 
 
 def _build_history(turns: Sequence[ToolTurn]) -> History:
     """A question for each call, one turn with all calls, and the results."""
     question = " ".join(turn.tool.prompts[0].format(**turn.given) for turn in turns)
-    calls: History = []
-    results: History = []
-    for number, turn in enumerate(turns):
-        identity, name = f"functions.{turn.tool.name}:{number}", turn.tool.name
-        function = {"name": name, "arguments": json.dumps(turn.given)}
-        calls.append({"id": identity, "type": "function", "function": function})
-        results.append({"role": "tool", "tool_call_id": identity, "name": name, "content": json.dumps(turn.result)})
-    return [user_turn(question), {"role": "assistant", "content": None, "tool_calls": calls}, *results]
+    calls = [tool_call(turn.tool.name, turn.given, number) for number, turn in enumerate(turns)]
+    results = [dict(result_message(call, turn.result)) for call, turn in zip(calls, turns, strict=True)]
+    return [user_turn(question), {**calls_message(*calls), "content": None}, *results]
 
 
 async def _prompt_tokens(session: CheckSession, history: History, tools: Sequence[ExampleTool]) -> int:
@@ -119,7 +116,7 @@ def _with_texts(history: History, texts: Mapping[int, str]) -> History:
     return [first, called | {"content": texts.get(0)}, *rows]
 
 
-async def probe_result_parts(session: CheckSession) -> ProbeWarning | str:
+async def probe_result_parts(session: CheckSession) -> str:
     """A result as a list of parts is the same result."""
     turn = _draw_turn(session)
     plain = _build_history([turn])
@@ -129,15 +126,10 @@ async def probe_result_parts(session: CheckSession) -> ProbeWarning | str:
     function = {"name": result["name"], "arguments": json.dumps({"text": 'print "é 東"\n\t\\'})}
     calls = [{"id": result["tool_call_id"], "type": "function", "function": function}]
     awkward = [first, called | {"tool_calls": calls}, result | {"content": ""}]
-    tried = "tool results as parts are"
-    try:
+    with skip_if_rejected("tool results as parts are refused", "agents"):
         as_text, as_parts = [await _prompt_tokens(session, history, [turn.tool]) for history in (plain, parts)]
-        tried = "an empty result after a call with quotes and line ends is"
+    with skip_if_rejected("an empty result after a call with quotes and line ends is refused", "agents"):
         await _prompt_tokens(session, awkward, [turn.tool])
-    except ProbeFailed as problem:
-        if problem.status in REJECTED_STATUSES:
-            return ProbeWarning(f"{tried} refused: {problem}")
-        raise
     reason = f"a result is {as_text} prompt tokens as a string and {as_parts} as parts: it is lost"
     session.failures.expect("tool-history", as_parts >= as_text - PARTS_SLACK, reason)
     return f"{as_parts} prompt tokens as parts, {as_text} as a string"

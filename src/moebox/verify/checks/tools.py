@@ -11,8 +11,7 @@ from moebox.core import registry
 from moebox.core.verdict import Score
 from moebox.phantom.question import Question
 from moebox.verify.checks.json_modes import schema_violation
-from moebox.verify.checks.silence import probe_silence
-from moebox.verify.checks.streaming import compare_modes
+from moebox.verify.checks.streaming import compare_modes, probe_silence
 from moebox.verify.checks.tool_arguments import CALL_TOKENS, SHAPES, probe_argument_shapes
 from moebox.verify.checks.tool_history import calls_turn, probe_malformed_history, result_turns
 from moebox.verify.checks.turns import chat_or_skip
