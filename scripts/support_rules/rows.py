@@ -236,13 +236,15 @@ def engine_tables(engine: str, releases: dict[str, list[Row]]) -> Iterable[Table
 
 
 def facts_of(document: Row) -> dict[str, list[Row]]:
-    """Return the facts that a file was written from, by release: what a later run keeps of releases it does not read."""
+    """Return the facts that a file was written from, by release, so that a later run can keep them."""
     releases: dict[str, list[Row]] = {name: [] for name in document["releases"]}
     order, kinds = list(releases), {table: kind for kind, table in TABLE.items()}
     named = {table: kind for kind, table in NAMES.items()}
     for row in document.get("snapshot", ()):
         value = {"commit": row["commit"], "date": row["date"]}
-        releases[row["version"]].append({"kind": "commit", "key": {"version": row["version"]}, "value": value, "at": ""})
+        releases[row["version"]].append(
+            {"kind": "commit", "key": {"version": row["version"]}, "value": value, "at": ""}
+        )
     for name, rows in document.items():
         for row in rows if isinstance(rows, list) and name not in ("releases", "snapshot") else ():
             if "versions" not in row:

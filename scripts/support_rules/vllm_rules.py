@@ -189,7 +189,13 @@ class VllmRelease:
         choose = self.reader.attribute(self.platform, "get_valid_backends")
         if isinstance(choose, Unknown):  # AMD before 0.18
             return None
-        given = {"dtype": BF16, "kv_cache_dtype": kv, "block_size": None, "device_capability": self.capability, **fields}
+        given = {
+            "dtype": BF16,
+            "kv_cache_dtype": kv,
+            "block_size": None,
+            "device_capability": self.capability,
+            **fields,
+        }
         selector: Class | None = self.find_in(SELECTORS, "AttentionSelectorConfig")
         if selector is None:  # before 0.13 the fields are arguments
             plain = dict.fromkeys(("use_mla", "has_sink", "use_sparse"), False)

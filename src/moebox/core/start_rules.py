@@ -205,6 +205,8 @@ def _layer_refusals(rules: ReleaseRules, setup: Setup) -> Iterator[StartRefusal]
     if row and "refused" in row:
         others = {"bf16": "bfloat16", "fp8": "fp8"}
         accepted = [kv for kv, name in others.items() if "order" in (_layer_attention(rules, setup, name) or {})]
+        if "bf16" not in accepted and "order" in (_layer_attention(rules, setup, "auto") or {}):
+            accepted.insert(0, "auto")  # before 0.15 no backend takes bfloat16 by its name
         remedy = " or ".join(f'kv = "{kv}"' for kv in accepted)
         reason = row["refused"].split(". ")[0]
         yield rules.refusal(f"no attention backend takes this model with {cache}: {reason}", row, remedy)

@@ -143,11 +143,12 @@ def _expert_width(wanted: str, setup: "Setup") -> bool:
 
 
 def _shared_experts(wanted: str, setup: "Setup") -> bool:
-    """Whether a rank's slice of shared experts in FP8 is not whole blocks: "not 128". Expert parallelism divides them too."""
+    """Whether a rank's slice of shared experts in FP8 is not whole blocks: "not 128"; EP divides them too."""
     moe, parallel = setup.model.moe if setup.model else None, setup.recipe.parallel
-    names = {setup.checkpoint.quant, setup.checkpoint.name} if setup.checkpoint and parallel.dp == 1 else set[str]()
-    in_blocks = moe is not None and not names.isdisjoint({"fp8-block", "fp8-mxfp4"})
-    return in_blocks and moe.shared_width // parallel.tp % int(wanted.split()[-1]) != 0  # type: ignore[union-attr]
+    if moe is None or (checkpoint := setup.checkpoint) is None or parallel.dp > 1:
+        return False
+    in_blocks = checkpoint.quant == "fp8-block" or checkpoint.name == "fp8-mxfp4"
+    return in_blocks and moe.shared_width // parallel.tp % int(wanted.split()[-1]) != 0
 
 
 def _attention_heads(setup: "Setup") -> int:
