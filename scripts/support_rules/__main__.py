@@ -6,6 +6,7 @@
 
 SOURCE is a wheel or a folder with the unpacked wheel, named ENGINE-VERSION (vllm-0.32.0, sglang-0.5.23), or a git
 repository of llama.cpp or ik_llama.cpp, named ENGINE=FOLDER. A release that DIR already has is not read again.
+What data/start_rules has of releases that DIR lacks is kept.
 """
 
 import argparse

@@ -141,8 +141,11 @@ def is_for_platform(backend: str, gpu: str) -> bool:
 
 
 def ask(release: VllmRelease, cls: Class, method: str) -> Value:
+    asked = release.reader.attribute(cls, method)
+    if isinstance(asked, Unknown):  # an older release
+        return None
     try:
-        found = release.reader.attribute(cls, method)()
+        found = asked()
     except Raised:
         return None
     return None if isinstance(found, Unknown) or found == [] else found

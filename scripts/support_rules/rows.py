@@ -1,5 +1,6 @@
 """Merges the facts of releases into rows with version ranges."""
 
+import itertools
 import json
 import re
 from collections import defaultdict
@@ -107,7 +108,7 @@ def shorten(fact: Row) -> Row:
     foreign = fact["kind"] == "attention_backend" and not is_for_platform(asked["name"], asked["gpu"])
     if fact["value"] == {"page": 1} or asked.get("gpu", ORDER[0]) not in ORDER or exotic or foreign:
         return {**fact, "kind": "", "value": {}}
-    if fact["kind"] == "forced":
+    if fact["kind"] == "forced" and "model" in asked:
         layer = "mla" if PROFILES[asked["model"]].mla else "gqa"
         return {**fact, "key": {"layer": layer, **{k: v for k, v in asked.items() if k != "model"}}}
     if fact["kind"] == "message":
@@ -206,7 +207,10 @@ def engine_tables(engine: str, releases: dict[str, list[Row]]) -> Iterable[Table
         for name, (text, architectures) in LAYERS.items():
             yield table("layer", {"name": name, "description": text, "architectures": architectures.split()})
     if engine == "sglang":
+        resolved = {fact["key"].get("model") for facts in releases.values() for fact in facts}
         for name, profile in PROFILES.items():
+            if name not in resolved:
+                continue
             quant = (profile.quant or {}).get("quant_method", "")
             layer = "mla-sparse" if "index_topk" in profile.extra else "mla" if profile.mla else "gqa"
             layer = "deepseek-v4" if "compress_ratios" in profile.extra else layer
@@ -231,11 +235,59 @@ def engine_tables(engine: str, releases: dict[str, list[Row]]) -> Iterable[Table
             yield table(TABLE.get(kind, kind), {"versions": versions(row), **key, **value, "at": row["at"]})
 
 
+def facts_of(document: Row) -> dict[str, list[Row]]:
+    """Return the facts that a file was written from, by release, so that a later run can keep them."""
+    releases: dict[str, list[Row]] = {name: [] for name in document["releases"]}
+    order, kinds = list(releases), {table: kind for kind, table in TABLE.items()}
+    named = {table: kind for kind, table in NAMES.items()}
+    for row in document.get("snapshot", ()):
+        value = {"commit": row["commit"], "date": row["date"]}
+        releases[row["version"]].append(
+            {"kind": "commit", "key": {"version": row["version"]}, "value": value, "at": ""}
+        )
+    for name, rows in document.items():
+        for row in rows if isinstance(rows, list) and name not in ("releases", "snapshot") else ():
+            if "versions" not in row:
+                continue  # the lists of layers and models
+            first, last = (*re.findall(r"[=]([^=,<>]+)", row["versions"]), "")[:2]
+            span = order[order.index(first) : order.index(last or first) + 1]
+            if "names" in row:
+                kind = named.get(name, name.replace("_", "-"))
+                cases = [("name", {"kind": kind, "name": each}, {"known": True}) for each in row["names"]]
+            else:
+                cases = list(expand(kinds.get(name, name), row, document["engine"]))
+            made = [{"kind": k, "key": key, "value": value, "at": row.get("at", "")} for k, key, value in cases]
+            for release in span:
+                releases[release] += made
+    return releases
+
+
+def expand(kind: str, row: Row, engine: str) -> Iterable[tuple[str, Row, Row]]:
+    """Yield kind, key and value for every combination of a row's lists."""
+    single = {"message": ("text",), "refusal": ("backend",)}.get(kind, ("name",))
+    fields = {PLURAL.get(one, one): one for one in MERGED.get(kind, ())}
+    key = {k: v for k, v in row.items() if k in single}
+    value = {k: v for k, v in row.items() if k not in ("versions", "at", *single, *fields)}
+    if kind in ("message", "name"):
+        value["known"] = True
+    if kind == "attention":
+        value = {"order": value.get("order", [])} | ({"why": value["refused"]} if "refused" in value else {})
+    if kind == "moe":
+        value.setdefault("order", [])
+    usual = {"drafts": ["none"], "tp": [8]} if engine == "sglang" and kind in ("default", "refusal") else {}
+    lists = {one: row.get(many, usual.get(many)) for many, one in fields.items()}
+    known = {one: values for one, values in lists.items() if values is not None}
+    for case in itertools.product(*known.values()):
+        yield kind, {**key, **dict(zip(known, case, strict=True))}, value
+
+
 def write(facts: Path, out: Path) -> int:
-    """Write a file for each engine. Return the exit code."""
+    """Write a file for each engine; releases that it has and the facts lack are kept. Return the exit code."""
     out.mkdir(parents=True, exist_ok=True)
     for engine, name in FILES.items():
-        releases = load(facts, engine)
+        kept = facts_of(json.loads((out / name).read_text(encoding="utf-8"))) if (out / name).is_file() else {}
+        found = {**kept, **load(facts, engine)}
+        releases = dict(sorted(found.items(), key=lambda item: version_key(item[0])))
         if not releases:
             raise ValueError(f"{facts} has no facts of {engine}")
         document: Row = {"engine": engine, "cache_names": CACHE_NAMES.get(engine, {}), "releases": list(releases)}

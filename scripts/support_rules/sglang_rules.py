@@ -109,6 +109,7 @@ class SglangRelease:
                 **hooks,
                 "*.get_model_config": lambda *_: self.model,
                 "*.model_config_of": lambda *_: self.model,
+                "*.get_hf_config": lambda *_: self.model.hf_config,  # before 0.5.7
                 "*.is_flashinfer_available": lambda *_: not target.is_amd,
                 "*.get_device_memory_capacity": lambda *_: 96_000.0,
                 "*.run_post_process_pass": self.run_pass,
@@ -229,7 +230,7 @@ class SglangRelease:
         raw = dict(self.args.fields)
         self.args.fields["_resolved_overrides"] = []
         self.args.fields["_raw_input"] = raw
-        self.args.fields["_model_config"] = self.model
+        self.args.fields["_model_config"] = self.args.fields["model_config"] = self.model
         self.args.fields["server_args"] = None  # "published" record that newer releases compare with
         steps = self.find("sglang.srt.arg_groups.pipeline.run_resolution_pipeline")
         steps = steps or self.cls.find("_run_resolution_pipeline")

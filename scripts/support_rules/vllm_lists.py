@@ -17,11 +17,15 @@ LISTS = {
     "cache-type": ("vllm.config.cache", "CacheDType"),
     "moe-backend": ("vllm.config.kernel", "MoEBackend"),
 }
+# Where a table was before it moved.
+EARLIER = {"tool-parser": "vllm.entrypoints.openai.tool_parsers"}  # until 0.12
 
 
 def names(release: VllmRelease, kind: str) -> tuple[list[str], str]:
     """Return the names of one kind, and file:line of their table."""
     module, table = LISTS[kind]
+    if kind in EARLIER and release.find(f"{module}.{table}") is None:
+        module = EARLIER[kind]
     found = release.find(f"{module}.{table}")
     return [str(x) for x in release.reader.iterate(found)], release.line_of(module, table)
 

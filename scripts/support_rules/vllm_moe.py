@@ -21,6 +21,22 @@ SCHEMES: dict[str, tuple[str, tuple[str, ...], str, str]] = {
     "mxfp4-deepseek-v4": ("mxfp4", ("select_deepseek_v4_mxfp4_moe_backend", "select_mxfp4_moe_backend"), "", ""),
     "mxfp8": ("mxfp8", ("select_mxfp8_moe_backend",), "", ""),
 }
+# Before a scheme had an oracle: the function that chose a kernel, or the class that held the only one.
+QUANTIZATION = "vllm.model_executor.layers.quantization"
+EARLIER = {
+    "fp8-block": f"{QUANTIZATION}.fp8.get_fp8_moe_backend",
+    "fp8-channel": f"{QUANTIZATION}.fp8.get_fp8_moe_backend",
+    "fp8-tensor": f"{QUANTIZATION}.fp8.get_fp8_moe_backend",
+    "mxfp4-gpt-oss": f"{QUANTIZATION}.mxfp4.get_mxfp4_backend",
+}
+SINGLE = {
+    "int4": (
+        f"{QUANTIZATION}.compressed_tensors.compressed_tensors_moe",
+        "CompressedTensorsWNA16MarlinMoEMethod",
+        "MARLIN",
+    ),
+    "bf16": ("vllm.model_executor.layers.fused_moe.layer", "UnquantizedFusedMoEMethod", "TRITON"),
+}
 PARALLEL = (
     "use_batched_activation_format use_ep use_all2all_kernels enable_eplb use_deepep_ht_kernels use_deepep_ll_kernels "
     "use_deepep_v2_kernels use_fi_nvl_two_sided_kernels use_fi_nvl_one_sided_kernels use_fi_all2allv_kernels "
@@ -86,8 +102,9 @@ def ask_oracle(release: VllmRelease, scheme: str) -> Answer | None:
     """Run an oracle with kernels that all refuse, and note which ones would have accepted. None: no such oracle."""
     module, functions, weight, activation = SCHEMES[scheme]
     oracle = next((f for name in functions if (f := release.find(f"{ORACLES}.{module}.{name}"))), None)
+    oracle = oracle or (release.find(EARLIER[scheme]) if scheme in EARLIER else None)
     if not isinstance(oracle, Function):
-        return None
+        return only_kernel(release, scheme)
     release.set_config("auto", {})
     release.config.__dict__["kernel_config"] = Record(moe_backend="auto")
     reader, accepted, refused = release.reader, list[str](), dict[str, str]()
@@ -121,6 +138,11 @@ def ask_oracle(release: VllmRelease, scheme: str) -> Answer | None:
         "moe_config": config,
         "weight_key": find_key(release, weight),
         "activation_key": find_key(release, activation),
+        "block_quant": scheme == "fp8-block",
+        "moe_parallel_config": config.moe_parallel_config,
+        "with_lora_support": False,
+        "is_act_and_mul": True,
+        "tp_size": 8,
         "weight_bits": 4,
         "allow_vllm_cutlass": True,
         "quant_config": Unknown("quant_config"),
@@ -131,8 +153,8 @@ def ask_oracle(release: VllmRelease, scheme: str) -> Answer | None:
     chosen = ""
     try:
         result = oracle(**{k: v for k, v in given.items() if k in names})
-        first = result[0] if isinstance(result, tuple) else None
-        chosen = first.name if isinstance(first, Member) else ""
+        first = result[0] if isinstance(result, tuple) else result
+        chosen = first.name if isinstance(first, Member) and first.name != "NONE" else ""
     except Raised as raised:
         refused.setdefault("*", raised.text)
     finally:
@@ -140,6 +162,13 @@ def ask_oracle(release: VllmRelease, scheme: str) -> Answer | None:
     order = list(dict.fromkeys([*accepted, *filter(None, [chosen])]))
     refused = {k: v for k, v in refused.items() if k not in order and not (order and k == "*")}
     return Answer(tuple(order), refused, {"": release.place(oracle)})
+
+
+def only_kernel(release: VllmRelease, scheme: str) -> Answer | None:
+    """Return the kernel of the class that computed experts before the scheme had an oracle, on NVIDIA GPUs."""
+    module, name, kernel = SINGLE.get(scheme, ("", "", ""))
+    cls = release.find(f"{module}.{name}") if name and not release.target.is_amd else None
+    return Answer((kernel,), {}, {"": release.place(cls)}) if isinstance(cls, Class) else None
 
 
 def schemes(release: VllmRelease) -> Iterator[tuple[str, Answer]]:

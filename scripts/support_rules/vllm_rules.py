@@ -34,6 +34,9 @@ LAYERS: dict[str, tuple[dict[str, Value], dict[str, Value]]] = {
 HEADS = 16  # attention heads of one rank in the checks: DeepSeek at TP 8, Kimi and GLM-5 at TP 4
 # Packages that a plain `pip install vllm` does not bring unless the wheel's METADATA lists them.
 OPTIONAL = ("tokenspeed_mla", "b12x", "hpc", "zentorch", "humming", "flydsl")
+# Before 0.14 the selection of attention backends was in another package.
+REGISTRIES = ("vllm.v1.attention.backends.registry", "vllm.attention.backends.registry")
+SELECTORS = ("vllm.v1.attention.selector", "vllm.attention.selector")
 ASSUMED_TRUE = re.compile(r"^(has_(flashinfer|deep_gemm|deep_ep|triton_kernels|tilelang|cutedsl|fbgemm|nvshmem)\w*)$")
 
 
@@ -124,6 +127,10 @@ class VllmRelease:
         found = self.reader.attribute(self.reader.module(module), name)
         return None if isinstance(found, Unknown) else found
 
+    def find_in(self, modules: tuple[str, ...], name: str) -> Value:
+        """Return a name of the first of several modules that has it."""
+        return next((found for module in modules if (found := self.find(f"{module}.{name}"))), None)
+
     def place(self, value: Value) -> str:
         """Return file:line of a class or function."""
         path = value.module.path.relative_to(self.root)
@@ -175,15 +182,27 @@ class VllmRelease:
         """Return the choices of --kv-cache-dtype."""
         return tuple(self.find("vllm.config.cache.CacheDType"))
 
-    def attention(self, layer: str, kv: str) -> Answer:
-        """Ask the platform's own selection which backends accept a layer with a cache type."""
+    def attention(self, layer: str, kv: str) -> Answer | None:
+        """Ask the platform's own selection which backends accept a layer with a cache type; None if it has no such."""
         fields, text_config = LAYERS[layer]
         self.set_config(kv, text_config)
-        selector: Class = self.find("vllm.v1.attention.selector.AttentionSelectorConfig")
-        known = {k: v for k, v in fields.items() if k in selector.fields}
-        config = selector(dtype=BF16, kv_cache_dtype=kv, block_size=None, **known)
         choose = self.reader.attribute(self.platform, "get_valid_backends")
-        valid, reasons = choose(device_capability=self.capability, attn_selector_config=config, num_heads=HEADS)
+        if isinstance(choose, Unknown):  # AMD before 0.18
+            return None
+        given = {
+            "dtype": BF16,
+            "kv_cache_dtype": kv,
+            "block_size": None,
+            "device_capability": self.capability,
+            **fields,
+        }
+        selector: Class | None = self.find_in(SELECTORS, "AttentionSelectorConfig")
+        if selector is None:  # before 0.13 the fields are arguments
+            plain = dict.fromkeys(("use_mla", "has_sink", "use_sparse"), False)
+            valid, reasons = choose(**{**plain, "attn_type": "decoder", **given})
+        else:
+            config = selector(**{k: v for k, v in given.items() if k in selector.fields})
+            valid, reasons = choose(device_capability=self.capability, attn_selector_config=config, num_heads=HEADS)
         refused = {b.name: "; ".join(r[1] if isinstance(r, tuple) else r) for b, r in reasons.items()}
         order: list[str] = []
         at: dict[str, str] = {}
@@ -249,7 +268,7 @@ class VllmRelease:
 
     def backends(self) -> Iterator[tuple[str, Class]]:
         """Yield the attention backends of the release with their classes."""
-        for member in self.reader.iterate(self.find("vllm.v1.attention.backends.registry.AttentionBackendEnum")):
+        for member in self.reader.iterate(self.find_in(REGISTRIES, "AttentionBackendEnum")):
             cls = self.backend_class(member) if member.value else None
             if cls:
                 yield member.name, cls

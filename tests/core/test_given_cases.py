@@ -103,6 +103,10 @@ def setup_of(row: SupportRow) -> Setup:
         elif key == "expert_width":
             assert model.moe
             model = replace(model, moe=replace(model.moe, intermediate=1000))
+        elif key == "shared_experts":
+            assert model.moe
+            model = replace(model, moe=replace(model.moe, shared_intermediate=1000))
+            checkpoint = replace(checkpoint, quant="fp8-block")
         elif key == "heads_per_rank":
             recipe = replace(recipe, parallel=Parallel(tp=64 // int(text)))  # Kimi has 64 heads
         elif key == "prefix_caching":

@@ -125,9 +125,9 @@ def test_a_setup_that_the_checks_accept_should_start() -> None:
     assert "its own checks accept it, with" in support.basis
     newer = support_for(setup("vllm", "0.40.0", "sm90", "glm-5", "fp8", parallel=Parallel(tp=8)))
     assert newer.basis.endswith("as read in 0.32.0")
-    older = support_for(setup("vllm", "0.12.0", "sm90", "glm-4.7", "fp8", parallel=Parallel(tp=8)))
+    older = support_for(setup("vllm", "0.10.0", "sm90", "glm-4.7", "fp8", "auto", parallel=Parallel(tp=8)))
     assert (older.state, "what it checks of GPU and format is not known" in older.basis) == ("accepted", True)
-    assert support_for(setup("vllm", "0.12.0", "sm120", "qwen3-235b", "fp8")).state == "unknown"
+    assert support_for(setup("vllm", "0.10.0", "sm120", "qwen3-235b", "fp8", "auto")).state == "unknown"
 
 
 def test_experts_by_a_backend_that_the_release_has_for_other_gpus_only_are_refused() -> None:

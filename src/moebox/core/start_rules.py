@@ -15,6 +15,8 @@ from moebox.core.support_matrix import Setup, in_versions, version_numbers
 from moebox.data import FOLDER
 
 RuleRow = dict[str, Any]
+# Formats of checkpoints by the engines' names, if a release has a minimum for them that a supported GPU may not reach.
+FORMAT_NAMES = {"nvfp4": "modelopt_fp4", "mxfp4": "mxfp4"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +97,8 @@ def next_release(engine: str, version: str) -> str:
     if (build := re.match(r"(\d+)\.(\d+)\.\d+\S*dev", version)) and in_versions(version, f"<{releases[0]}"):
         return f"{build[1]}.{int(build[2]) + 1}.0"
     newer = [release for release in releases if in_versions(version, f"<{release}")]
-    between = 0 < len(newer) < len(releases) and not any(in_versions(version, f"=={release}") for release in releases)
-    return newer[0] if between else ""
+    is_release = "dev" not in version and any(in_versions(version, f"=={release}") for release in releases)
+    return newer[0] if 0 < len(newer) < len(releases) and not is_release else ""
 
 
 def default_attention(setup: Setup) -> str:
@@ -132,6 +134,7 @@ def start_refusals(setup: Setup) -> list[StartRefusal]:
         found += [*_architecture(rules, setup), *_parsers(rules, setup)]
     if setup.gpu:
         found += [*_layer_refusals(rules, setup), *_expert_refusals(rules, setup), *_profile_refusals(rules, setup)]
+        found += _format_refusals(rules, setup)
     if found and newer and not start_refusals(replace(setup, version=newer)):
         return []
     filled = {"{dev}": setup.gpu_title or setup.gpu, "{cc}": setup.gpu, "{kv}": setup.kv}
@@ -202,6 +205,8 @@ def _layer_refusals(rules: ReleaseRules, setup: Setup) -> Iterator[StartRefusal]
     if row and "refused" in row:
         others = {"bf16": "bfloat16", "fp8": "fp8"}
         accepted = [kv for kv, name in others.items() if "order" in (_layer_attention(rules, setup, name) or {})]
+        if "bf16" not in accepted and "order" in (_layer_attention(rules, setup, "auto") or {}):
+            accepted.insert(0, "auto")  # before 0.15 no backend takes bfloat16 by its name
         remedy = " or ".join(f'kv = "{kv}"' for kv in accepted)
         reason = row["refused"].split(". ")[0]
         yield rules.refusal(f"no attention backend takes this model with {cache}: {reason}", row, remedy)
@@ -231,6 +236,15 @@ def _expert_refusals(rules: ReleaseRules, setup: Setup) -> Iterator[StartRefusal
         if orders[0] and any(has) and not has[0]:
             text = f"{named} has no kernel for experts in {asked['quantizations']} on {setup.gpu}"
             yield rules.refusal(f"{text}; these have: {orders[0]}", row, "without flags.moe-backend")
+
+
+def _format_refusals(rules: ReleaseRules, setup: Setup) -> Iterator[StartRefusal]:
+    """A checkpoint format that starts from a newer GPU generation."""
+    for quant in sorted(setup.quants & FORMAT_NAMES.keys()) if setup.gpu.startswith("sm") else ():
+        row = rules.first("quantization", name=FORMAT_NAMES[quant])
+        if row and int(setup.gpu[2:]) < row["min_sm"]:
+            least = f"{row['min_sm'] // 10}.{row['min_sm'] % 10}"
+            yield rules.refusal(f"{setup.engine} takes {quant} checkpoints from compute capability {least} on", row)
 
 
 def _expert_format(setup: Setup) -> str:

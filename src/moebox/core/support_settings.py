@@ -118,11 +118,12 @@ def _ram(wanted: str, setup: "Setup") -> bool | None:
     return setup.ram <= int(bound[1]) * GB * 1.1 if setup.ram and bound else None
 
 
-def _cuda(wanted: str, setup: "Setup") -> bool | None:
+def _version_holds(have: str, wanted: str) -> bool | None:
+    """Whether a version of the host is "13.0" or "<575"; None if it or the bound is not known."""
     bound = re.fullmatch(r"(<)?([\d.]+)", wanted)
-    if not setup.cuda or not bound:
+    if not have or not bound:
         return None
-    here, there = ([*map(int, text.split(".")[:2])] for text in (setup.cuda, bound[2]))
+    here, there = ([*map(int, text.split(".")[:2])] for text in (have, bound[2]))
     return here < there if bound[1] else here == there
 
 
@@ -141,6 +142,15 @@ def _expert_width(wanted: str, setup: "Setup") -> bool:
     return moe is not None and moe.intermediate // (1 if parallel.ep else parallel.tp) % int(wanted.split()[-1]) != 0
 
 
+def _shared_experts(wanted: str, setup: "Setup") -> bool:
+    """Whether a rank's slice of shared experts in FP8 is not whole blocks: "not 128"; EP divides them too."""
+    moe, parallel = setup.model.moe if setup.model else None, setup.recipe.parallel
+    if moe is None or (checkpoint := setup.checkpoint) is None or parallel.dp > 1:
+        return False
+    in_blocks = checkpoint.quant == "fp8-block" or checkpoint.name == "fp8-mxfp4"
+    return in_blocks and moe.shared_width // parallel.tp % int(wanted.split()[-1]) != 0
+
+
 def _attention_heads(setup: "Setup") -> int:
     return max((getattr(layers.kind, "heads", 0) for layers in setup.model.stack), default=0) if setup.model else 0
 
@@ -155,10 +165,11 @@ SPECIAL: dict[str, Callable[[str, "Setup"], bool | None]] = {
     # Requests at once: the recipe's limit; an engine without one takes as many as come.
     "concurrency": lambda text, setup: setting_matches(setup.recipe.max_seqs or 256, text),
     "expert_width": _expert_width,
+    "shared_experts": _shared_experts,
     "heads_per_rank": lambda text, setup: setting_matches(_attention_heads(setup) // setup.recipe.parallel.tp, text),
     "ram": _ram,
-    "cuda": _cuda,
-    "driver": lambda text, setup: setup.driver == text if setup.driver and text[:1].isdigit() else None,
+    "cuda": lambda text, setup: _version_holds(setup.cuda, text),
+    "driver": lambda text, setup: _version_holds(setup.driver, text),
     "gpus": lambda text, setup: (not setup.gpu) == (text == "0"),
     "dtype": lambda text, setup: setup.recipe.flags.get("dtype", "bfloat16") == text,
     "dp_attention": lambda _, setup: bool(setup.recipe.flags.get("enable-dp-attention")),
