@@ -15,7 +15,7 @@ async def list_engines(request: Request, *, site: WebSite) -> Response:
     """List the engines that moebox started and that are alive."""
     found = await run_in_threadpool(state.list_instances)
     alive = [instance for instance in found if instance.is_alive]
-    return render_page(site, "engines.html", title="Engines", here="engines", engines=alive)
+    return render_page("engines.html", title="Engines", here="engines", engines=alive)
 
 
 def find_engine(name: str) -> state.Instance:

@@ -52,7 +52,7 @@ async def list_runs(request: Request, *, site: WebSite) -> Response:
     rows = await run_in_threadpool(matching_runs, site, words)
     shown = await run_in_threadpool(with_activity, site, rows[:MAX_SHOWN])
     return render_page(
-        site, "runs.html", title="Runs", here="runs", rows=shown, total=len(rows), query=" ".join(words), steps=STEPS
+        "runs.html", title="Runs", here="runs", rows=shown, total=len(rows), query=" ".join(words), steps=STEPS
     )
 
 
@@ -108,7 +108,7 @@ async def follow_run(request: Request, *, site: WebSite) -> Response:
     """Show a run as it happens."""
     run = find_run(request.path_params["name"], site)
     body = await run_in_threadpool(live_fragment, run)
-    return render_page(site, "live.html", title=run.id, here="runs", name=run.id, body=body)
+    return render_page("live.html", title=run.id, here="runs", name=run.id, body=body)
 
 
 def live_fragment(run: Run) -> Markup:
@@ -137,14 +137,18 @@ async def stream_events(request: Request, *, site: WebSite) -> Response:
 
 async def start_run(request: Request, *, site: WebSite) -> Response:
     """Start `moebox run` and reply with its page."""
-    fields = await read_form(request)
-    name = await run_in_threadpool(begin_run, run_command(fields), site)
+    return await start_command(run_command(await read_form(request)), site)
+
+
+async def start_command(words: list[str], site: WebSite) -> Response:
+    """Start `moebox` with these words; reply with the page of its run."""
+    name = await run_in_threadpool(begin_run, [sys.executable, "-m", "moebox", *words], site)
     return JSONResponse({"go": f"/runs/{name}/live"}, 201)
 
 
 def run_command(fields: dict[str, str]) -> list[str]:
     """The command line of `moebox run` for a form; values cannot become options."""
-    words = [sys.executable, "-m", "moebox", "run", "--yes"]
+    words = ["run", "--yes"]
     for field, option in (("box", "--box"), ("until", "--until"), ("recipe", "--recipe"), ("ram", "--ram")):
         value = fields.get(field, "").strip()
         if value:
@@ -165,7 +169,7 @@ def begin_run(words: list[str], site: WebSite) -> str:
     home = runs_dir(site.runs)
     is_new, log = not home.exists(), home / f".ui-{os.getpid()}-{time.monotonic_ns()}.log"
     files.make_private_folder(home)
-    env = {**os.environ, **({"MOEBOX_RUNS": str(site.runs)} if site.runs else {})}
+    env = child_environment(site)
     with open(log, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:
         child = subprocess.Popen(
             words, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=env, start_new_session=True
@@ -185,6 +189,11 @@ def begin_run(words: list[str], site: WebSite) -> str:
         time.sleep(0.05)
     child.send_signal(signal.SIGINT)
     raise ExternalError("the run did not begin", hint=f"its output is in {log}")
+
+
+def child_environment(site: WebSite) -> dict[str, str]:
+    """Return the environment of a command, which uses the same runs as the page."""
+    return {**os.environ, **({"MOEBOX_RUNS": str(site.runs)} if site.runs else {})}
 
 
 def command_error(text: str, code: int) -> BadInput:

@@ -35,7 +35,7 @@ class GaugeView:
 async def show_watch(request: Request, *, site: WebSite) -> Response:
     """Show the page; its figures arrive as events."""
     engine = await run_in_threadpool(find_engine, request.path_params["name"])
-    return render_page(site, "watch.html", title=f"Watch {engine.model}", here="engines", engine=engine)
+    return render_page("watch.html", title=f"Watch {engine.model}", here="engines", engine=engine)
 
 
 async def stream_figures(request: Request, *, site: WebSite) -> Response:
