@@ -10,7 +10,7 @@ from moebox import http
 from moebox.cli import main
 from moebox.errors import BadInput, ExternalError
 from moebox.flows import fleet_record, fleet_up, fleet_verify
-from moebox.flows.fleet_streams import run_streams
+from moebox.flows.fleet_loss import run_streams
 from moebox.serve import state
 from moebox.store import Run
 from moebox.verify.options import VerifyOptions

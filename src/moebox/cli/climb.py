@@ -36,7 +36,6 @@ def climb(
     """
     from moebox import codec
     from moebox.detect.machine import detect_machine
-    from moebox.flows import climb as flow
     from moebox.flows import trials
     from moebox.flows.effort import parse_effort
 
@@ -49,7 +48,7 @@ def climb(
     stderr_console().print(f"run: {run.path}", soft_wrap=True)
     notify = (lambda kind, news: None) if json else print_news
     with interrupt_message(f"resume with: moebox climb --resume {run.id}"):
-        result = flow.climb(start, run, effort=effort, notify=notify, box=detect_machine(measure=False))
+        result = trials.climb(start, run, effort=effort, notify=notify, box=detect_machine(measure=False))
     best = result.best
     assert best is not None  # AnswerIsNo was raised otherwise
     if output:

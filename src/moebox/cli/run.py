@@ -14,8 +14,8 @@ from moebox.core.pipeline import STEPS, Pipeline, PipelineStep, RunRequest, disp
 from moebox.core.setting import Effort
 from moebox.core.traits import LAST_PORT
 from moebox.errors import refuse_if, refuse_out_of_range
-from moebox.flows import boxes, recipes
 from moebox.flows import pipeline as pipelines
+from moebox.flows import recipes
 from moebox.store import Run
 from moebox.units import format_count, format_seconds, format_tok_s
 
@@ -156,7 +156,7 @@ def check_request(request: RunRequest) -> None:
     if request.twin:
         flags.refuse_unused("--twin has its own port and ends with the run", port=request.port, keep=request.keep)
     if request.box or request.ram or request.ram_bandwidth:
-        boxes.calibrated_box(request.box or None, ram=request.ram, ram_bandwidth=request.ram_bandwidth)
+        recipes.calibrated_box(request.box or None, ram=request.ram, ram_bandwidth=request.ram_bandwidth)
     elsewhere = request.box and not request.twin and request.until != STEPS[0]
     hint = "add --twin to simulate it, or --until plan"
     refuse_if(elsewhere, f"{request.box} is not this machine", hint=hint)

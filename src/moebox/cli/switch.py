@@ -30,7 +30,7 @@ def switch(file: Path, *, dry_run: Switch = False) -> int:
     from moebox.checkpoint import deploy
     from moebox.cli.twin import bind_socket
     from moebox.fleet.models_file import largest_sets, llama_swap_config, read_models
-    from moebox.flows import boxes, recipes
+    from moebox.flows import recipes
     from moebox.flows.model_proxy import ModelProxy
     from moebox.flows.model_switch import ModelSwitch, plan_models
     from moebox.planner.kv_tiers import RATE_RANGE
@@ -42,7 +42,7 @@ def switch(file: Path, *, dry_run: Switch = False) -> int:
     for name, entry in found.models.items():
         beside = file.parent / entry.recipe
         recipe = recipes.load_recipe(str(beside) if beside.exists() else entry.recipe)
-        deployments[name] = deploy(recipe, boxes.box_for_recipe(recipe))
+        deployments[name] = deploy(recipe, recipes.box_for_recipe(recipe))
     needs, room = plan_models(found, deployments)
     sets, rows = largest_sets(needs, room), []
     for name, need in needs.items():

@@ -19,8 +19,7 @@ from moebox.units import format_seconds
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from moebox.flows.diagnose import MetricsLook
-    from moebox.flows.watch import EndpointWatcher
+    from moebox.flows.watch import EndpointWatcher, MetricsLook
 
 LAST_CHECK_S = 120.0  # for a check that is still running at the end
 LOOKS = 40  # shown in a chart

@@ -16,14 +16,15 @@ from moebox.core.recipe import Recipe
 from moebox.core.verdict import Gain
 from moebox.errors import ExternalError
 from moebox.flows.answers import QUESTIONS, AnswerComparison, ServerAnswer, collect_answers, compare_answers
-from moebox.flows.gain import CONFIDENCE, paired_gain
 from moebox.flows.pace import (
+    CONFIDENCE,
     ROUNDS,
     SpeedMeter,
     SpeedRounds,
     acceptance_rate,
     measure_in_turn,
     measure_speed,
+    paired_gain,
     read_draft_counts,
 )
 from moebox.quality.judge import QualityVerdict

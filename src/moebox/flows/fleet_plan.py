@@ -17,7 +17,7 @@ from moebox.fleet.cost import Cost, Prices, fleet_cost
 from moebox.fleet.file import Fleet, recipe_path
 from moebox.fleet.simulate import BoxModel, FleetOutcome, FleetQuestion
 from moebox.fleet.size import MAX_BOXES, SizedFleet, size_fleet
-from moebox.flows import boxes, recipes
+from moebox.flows import recipes
 from moebox.planner.choose import choose_plan
 from moebox.planner.constraints import Constraints, split_constraints
 from moebox.planner.simulate import scheduler_rules
@@ -71,7 +71,7 @@ class FleetPlan:
 def candidate_for_model(name: str, box: str, question: FleetQuestion, settings: Sequence[str] = ()) -> FleetCandidate:
     """The plan for the model on this box, with the settings (path=value) that it must have."""
     model, forms = resolve_model(name)
-    where = boxes.calibrated_box(box)
+    where = recipes.calibrated_box(box)
     constraints, others = split_constraints(settings, Constraints())
     if not constraints.context:  # the power of two that holds the longest mean conversation
         longest = 1 << (question.work.longest - 1).bit_length()
@@ -87,10 +87,10 @@ def candidate_for_model(name: str, box: str, question: FleetQuestion, settings: 
 def candidate_for_recipe(name: str, box: str, settings: Sequence[str] = (), *, force: bool = False) -> FleetCandidate:
     """A recipe on this box or the one it was planned for; `force` takes one that does not fit."""
     recipe = recipes.load_recipe(name, settings)
-    deployment = deploy(recipe, boxes.box_for_recipe(recipe, box))
+    deployment = deploy(recipe, recipes.box_for_recipe(recipe, box))
     check_recipe(deployment)
     if not force:
-        boxes.refuse_misfit(deployment)
+        recipes.refuse_misfit(deployment)
     return _make_candidate(deployment.with_default_context(), memory_budget(deployment))
 
 

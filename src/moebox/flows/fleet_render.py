@@ -12,8 +12,7 @@ from moebox.data import FOLDER
 from moebox.errors import BadInput
 from moebox.fleet import k8s, routers
 from moebox.fleet.file import Fleet, RouterKind, read_fleet, recipe_path, served_name
-from moebox.flows import boxes
-from moebox.flows.recipes import load_recipe
+from moebox.flows.recipes import box_for_recipe, load_recipe, refuse_misfit
 from moebox.render import render
 
 FleetFormat = Literal["router", "compose", "k8s", "slurm"]
@@ -38,7 +37,7 @@ def render_fleet(
     for member in fleet.member:
         if member.name in recipes and not force:
             recipe = recipes[member.name]
-            boxes.refuse_misfit(deploy(recipe, boxes.box_for_recipe(recipe, member.box) if member.box else None))
+            refuse_misfit(deploy(recipe, box_for_recipe(recipe, member.box) if member.box else None))
     model = served_name(fleet.member, recipes)
     written = WRITTEN.format(file=path.name)
     if fleet_format == "k8s":

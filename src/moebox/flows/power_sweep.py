@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 from moebox.core.recipe import Recipe
 from moebox.core.verdict import Gain
-from moebox.flows.gain import bracketing_gain
-from moebox.flows.pace import SpeedRounds
+from moebox.flows.pace import SpeedRounds, bracketing_gain
 from moebox.flows.trials import TrialRunner
 from moebox.serve import power
 

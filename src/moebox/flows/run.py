@@ -22,7 +22,7 @@ from moebox.core.verdict import Mark
 from moebox.detect.stall import DEFAULT_LIMITS, STANDS_STILL, ServerStalled
 from moebox.doctor.logs import is_transient
 from moebox.errors import AnswerIsNo, BadInput, ExternalError, MoeboxError
-from moebox.flows import boxes, recipes
+from moebox.flows import recipes
 from moebox.flows.live_engine import LiveEngine
 from moebox.flows.pipeline import BY_HAND, REPORT, DiskFull, raise_disk_full, save_pipeline
 from moebox.phantom import ENDLESS_TEXT
@@ -168,7 +168,7 @@ class Runner:
 
             model, checkpoints = resolve_model(request.model)
             plan = choose_plan(box, model, checkpoints, Constraints())
-            plan = boxes.with_planned_box(plan, request.box, ram=request.ram, ram_bandwidth=request.ram_bandwidth)
+            plan = recipes.with_planned_box(plan, request.box, ram=request.ram, ram_bandwidth=request.ram_bandwidth)
         else:
             plan = recipes.plan_phantom(box)
         self.run.write_json("plan.json", plan)
@@ -271,8 +271,8 @@ class Runner:
         self._with_engine(check_endpoint)
 
     def _climb(self) -> None:
-        from moebox.flows.climb import climb
         from moebox.flows.effort import NORMAL_CLIMB, SHORT_CLIMB
+        from moebox.flows.trials import climb
 
         def pass_on(kind: str, news: Any) -> None:
             if kind in ("done", "news"):
@@ -387,9 +387,9 @@ class Runner:
         request = self.request
         memory = {"ram": request.ram, "ram_bandwidth": request.ram_bandwidth}
         if request.twin and request.recipe:  # the twin simulates the box that the recipe was planned for
-            return boxes.box_for_recipe(recipes.load_recipe(request.recipe), request.box, **memory)
+            return recipes.box_for_recipe(recipes.load_recipe(request.recipe), request.box, **memory)
         if request.box:
-            return boxes.calibrated_box(request.box, **memory)
+            return recipes.calibrated_box(request.box, **memory)
         from moebox.detect.declared import with_ram
         from moebox.detect.machine import detect_machine
 

@@ -22,7 +22,7 @@ from moebox.core.deployment import Deployment
 from moebox.core.plan import Goal, Plan
 from moebox.core.recipe import EngineName
 from moebox.errors import BadInput, MoeboxError, UnknownName
-from moebox.flows import boxes, recipes
+from moebox.flows import recipes
 from moebox.planner.constraints import Constraints
 from moebox.planner.speed import Speed
 from moebox.report.bars import group_equal_devices
@@ -188,7 +188,7 @@ def plan_within(query: PlanQuery, constraints: Constraints) -> PlanReply:
     phantom = recipes.is_phantom(query.model)
     plan = api.plan(query.model if phantom else known, box=query.box or None, **memory, constraints=limits)
     checkpoint = planned_checkpoint(plan.recipe, known.checkpoints)
-    box = boxes.calibrated_box(query.box or None, **memory)
+    box = recipes.calibrated_box(query.box or None, **memory)
     box = replace(box, gpus=(), links=()) if phantom else box
     deployment = Deployment.from_parts(plan.recipe, known.model, checkpoint, box)
     return PlanReply(query=query, plan=plan, speed=Speed.for_deployment(deployment))

@@ -14,7 +14,7 @@ from moebox.checkpoint import deploy
 from moebox.core.recipe import Recipe
 from moebox.errors import BadInput, MoeboxError, suggest_names
 from moebox.flows import recipes
-from moebox.flows.boxes import find_recipe_misfit
+from moebox.flows.recipes import find_recipe_misfit
 from moebox.report.block import Block, Prose, ReportTable, TableCell, TableColumn
 from moebox.units import format_count
 from moebox.web.gate import WebSite
