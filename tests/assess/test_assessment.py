@@ -19,7 +19,7 @@ from moebox.core.quirks import match_quirk
 from moebox.core.result import LatencyStats, result_document
 from moebox.report.block import ReportTable
 from moebox.report.expect import with_forecast
-from moebox.report.markdown import render_markdown
+from moebox.report.files import render_markdown
 from moebox.report.page import build_page, render_html
 from moebox.report.sections import compare, memory, summary
 from moebox.report.sections.reproduce import run_commands

@@ -1,4 +1,4 @@
-"""Existing routers: how each is started, and its configuration."""
+"""Existing routers: how each is started, its configuration, and its Kubernetes manifests."""
 
 import functools
 import json
@@ -169,29 +169,37 @@ def litellm_keys(router: RouterSettings, model: str, host: str) -> str:
 def router_script(router: RouterSettings, started: RouterStart, *, title: str) -> str:
     """A shell script that starts the router in the folder of its files."""
     known = router_traits()[router.kind]
-    lines = [
+    about = f"# {title}: {router.kind} (written for {known.tested}) at http://{router.host}:{router.port}/v1"
+    lines = script_head(router, started, about)
+    lines += [f"# pip install '{known.package}=={known.tested}'", 'PYTHON="${PYTHON:-python3}"']
+    return "\n".join([*lines, " ".join(["exec", '"$PYTHON"', *map(shlex.quote, started.argv)])]) + "\n"
+
+
+def script_head(router: RouterSettings, started: RouterStart, *about: str) -> list[str]:
+    """The first lines of a script that starts the router: its variables, in the folder of its files."""
+    return [
         "#!/usr/bin/env bash",
-        f"# {title}: {router.kind} (written for {known.tested}) at http://{router.host}:{router.port}/v1",
-        f"# {known.note}",
+        *about,
+        f"# {router_traits()[router.kind].note}",
         "set -euo pipefail",
         'cd "$(dirname "$0")"',
         *(f': "${{{name}:?holds a key}}"' for name in started.key_envs),
         *(f"export {name}={shlex.quote(value)}" for name, value in started.env.items()),
     ]
-    lines.append(f"# pip install '{known.package}=={known.tested}'")
-    lines.append('PYTHON="${PYTHON:-python3}"')
-    lines.append("exec " + " ".join(['"$PYTHON"', *map(shlex.quote, started.argv)]))
-    return "\n".join(lines) + "\n"
+
+
+def _container_command(router: RouterSettings, started: RouterStart) -> str:
+    known = router_traits()[router.kind]
+    install = f"pip install --quiet --no-cache-dir '{known.package}=={known.tested}'"
+    return f"{install} && exec python3 {shlex.join(started.argv)}"
 
 
 def compose_service(router: RouterSettings, started: RouterStart, after: list[str]) -> Document:
     """The router as a Compose service on the host network, where members publish their ports."""
-    known = router_traits()[router.kind]
-    install = f"pip install --quiet --no-cache-dir '{known.package}=={known.tested}'"
     service: Document = {
         "image": "python:3.12-slim",
         "network_mode": "host",
-        "command": ["bash", "-c", f"{install} && exec python3 {shlex.join(started.argv)}".replace("$", "$$")],
+        "command": ["bash", "-c", _container_command(router, started).replace("$", "$$")],
         "restart": "unless-stopped",
         "stop_grace_period": "180s",
     }
@@ -204,3 +212,87 @@ def compose_service(router: RouterSettings, started: RouterStart, after: list[st
     if after:
         service["depends_on"] = {name: {"condition": "service_healthy"} for name in after}
     return service
+
+
+DRAIN_S = 180  # for replies in flight when the router stops
+
+
+def router_manifests(name: str, settings: RouterSettings, started: RouterStart) -> list[Document]:
+    """ConfigMap (if the router reads a file), Deployment and Service of the router."""
+    labels = {"app": name}
+    documents: list[Document] = []
+    if started.files:
+        documents.append(_manifest("v1", "ConfigMap", f"{name}-config") | {"data": dict(started.files)})
+    documents.append(
+        _manifest("apps/v1", "Deployment", name, labels)
+        | {
+            "spec": {
+                "replicas": 1,
+                "selector": {"matchLabels": labels},
+                "template": {"metadata": {"labels": labels}, "spec": _pod_spec(name, settings, started)},
+            }
+        }
+    )
+    ports = [{"name": "http", "port": settings.port, "targetPort": "http"}]
+    documents.append(_manifest("v1", "Service", name, labels) | {"spec": {"selector": labels, "ports": ports}})
+    return documents
+
+
+def _pod_spec(name: str, settings: RouterSettings, started: RouterStart) -> Document:
+    known = router_traits()[settings.kind]
+    probe = {"httpGet": {"path": known.health, "port": "http"}}
+    container: Document = {
+        "name": "router",
+        "image": "python:3.12-slim",
+        "command": ["bash", "-c", _container_command(settings, started)],
+        "ports": [
+            {"name": "http", "containerPort": settings.port},
+            {"name": "metrics", "containerPort": metrics_port(settings)},
+        ],
+        "startupProbe": {**probe, "periodSeconds": 5, "failureThreshold": 60},
+        "readinessProbe": {**probe, "periodSeconds": 5},
+        "livenessProbe": {**probe, "periodSeconds": 20, "failureThreshold": 3},
+        # The Service drops the endpoint while this sleeps; then the router finishes its replies.
+        "lifecycle": {"preStop": {"exec": {"command": ["sleep", "10"]}}},
+        "resources": {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "4Gi"}},
+    }
+    keys: list[Document] = [
+        {"name": variable, "valueFrom": {"secretKeyRef": {"name": f"{name}-secrets", "key": variable}}}
+        for variable in started.key_envs
+    ]
+    if keys or started.env:
+        container["env"] = [*keys, *({"name": variable, "value": value} for variable, value in started.env.items())]
+    pod: Document = {"terminationGracePeriodSeconds": DRAIN_S + 20, "containers": [container]}
+    if started.files:
+        container["workingDir"] = "/fleet"
+        container["volumeMounts"] = [{"name": "config", "mountPath": "/fleet", "readOnly": True}]
+        pod["volumes"] = [{"name": "config", "configMap": {"name": f"{name}-config"}}]
+    return pod
+
+
+def network_policies(fleet: str, members: dict[str, int]) -> list[Document]:
+    """Allow only the router to reach the members' API, and the pods of a member to reach each other."""
+    return [
+        _manifest("networking.k8s.io/v1", "NetworkPolicy", f"{name}-from-router")
+        | {
+            "spec": {
+                "podSelector": {"matchLabels": {"app": name}},
+                "policyTypes": ["Ingress"],
+                "ingress": [
+                    {
+                        "from": [{"podSelector": {"matchLabels": {"app": fleet}}}],
+                        "ports": [{"port": port, "protocol": "TCP"}],
+                    },
+                    {"from": [{"podSelector": {"matchLabels": {"app": name}}}]},
+                ],
+            }
+        }
+        for name, port in members.items()
+    ]
+
+
+def _manifest(version: str, kind: str, name: str, labels: dict[str, str] | None = None) -> Document:
+    metadata: Document = {"name": name}
+    if labels:
+        metadata["labels"] = dict(labels)
+    return {"apiVersion": version, "kind": kind, "metadata": metadata}

@@ -10,7 +10,7 @@ from moebox.checkpoint import deploy
 from moebox.core.recipe import Recipe
 from moebox.data import FOLDER
 from moebox.errors import BadInput
-from moebox.fleet import k8s, routers
+from moebox.fleet import routers
 from moebox.fleet.file import Fleet, RouterKind, read_fleet, recipe_path, served_name
 from moebox.flows.recipes import box_for_recipe, load_recipe, refuse_misfit
 from moebox.render import render
@@ -91,25 +91,18 @@ def _render_kubernetes(fleet: Fleet, recipes: dict[str, Recipe], model: str, wri
     start = routers.router_start(fleet.router, model, members, host="0.0.0.0")  # noqa: S104
     files = {f"{name}.yaml": render(deploy(recipe), "k8s") for name, recipe in recipes.items()}
     name = f"{fleet.name}-router"
-    documents = k8s.router_manifests(name, fleet.router, start)
-    documents += k8s.network_policies(name, {member: recipe.listen.port for member, recipe in recipes.items()})
+    documents = routers.router_manifests(name, fleet.router, start)
+    documents += routers.network_policies(name, {member: recipe.listen.port for member, recipe in recipes.items()})
     files["router.yaml"] = f"{written}\n" + yaml.dump_documents(documents)
-    base = k8s.kustomization_manifest(sorted(files), labels={"app.kubernetes.io/part-of": fleet.name})
-    return {"kustomization.yaml": f"{written}\n" + yaml.dump_yaml(base), **files}
+    return {"kustomization.yaml": f"{written}\n{yaml.dump_kustomization(files, fleet.name)}", **files}
 
 
 def _slurm_script(fleet: Fleet, recipes: dict[str, Recipe], start: routers.RouterStart, written: str) -> str:
     """A script that submits every member, waits until each answers, and runs the router. Its end cancels the jobs."""
-    known = routers.router_traits()[fleet.router.kind]
+    kind, tested = fleet.router.kind, routers.router_traits()[fleet.router.kind].tested
+    about = f"# {fleet.name}: submits {len(recipes)} members and runs {kind} ({tested}) here."
     lines = [
-        "#!/usr/bin/env bash",
-        written,
-        f"# {fleet.name}: submits {len(recipes)} members and runs {fleet.router.kind} ({known.tested}) here.",
-        f"# {known.note}",
-        "set -euo pipefail",
-        'cd "$(dirname "$0")"',
-        *(f': "${{{name}:?holds a key}}"' for name in start.key_envs),
-        *(f"export {name}={shlex.quote(value)}" for name, value in start.env.items()),
+        *routers.script_head(fleet.router, start, written, about),
         (FOLDER / "slurm_wait.sh").read_text(encoding="utf-8"),
         *(f'jobs+=("$(sbatch --parsable {shlex.quote(name)}.sbatch)")' for name in recipes),
     ]

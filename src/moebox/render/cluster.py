@@ -154,10 +154,4 @@ def kustomize_files(deployment: Deployment, text: str) -> dict[str, str]:
     }
     note = "# Needs the Prometheus operator; without it, remove this file from kustomization.yaml.\n"
     files["monitoring.yaml"] = note + yaml_text.dump_documents([monitor, rule])
-    kustomization: Document = {
-        "apiVersion": "kustomize.config.k8s.io/v1beta1",
-        "kind": "Kustomization",
-        "resources": sorted(files),
-        "labels": [{"pairs": {"app.kubernetes.io/part-of": name}, "includeSelectors": False}],
-    }
-    return {"kustomization.yaml": yaml_text.dump_yaml(kustomization), **files}
+    return {"kustomization.yaml": yaml_text.dump_kustomization(files, name), **files}

@@ -15,7 +15,7 @@ from moebox import codec
 from moebox.core import catalogue, registry
 from moebox.errors import MoeboxError
 from moebox.report.block import Prose
-from moebox.web import calibrations, chat, engines, models, planning, recipes, runs, tasks, trials, watching
+from moebox.web import calibrations, chat, engines, models, planning, recipes, runs, tasks, trials
 from moebox.web.gate import AccessGate, WebSite
 from moebox.web.mounts import DISKS
 from moebox.web.pages import error_blocks, render_page, render_part, serve_script, show_error
@@ -50,8 +50,8 @@ def make_app(site: WebSite) -> "ASGIApp":
         post_route("/runs/{name}/stop", runs.stop_run),
         get_route("/engines", engines.list_engines),
         post_route("/engines/{name}/stop", engines.stop_engine),
-        get_route("/engines/{name}/watch", watching.show_watch),
-        get_route("/engines/{name}/watch/events", watching.stream_figures),
+        get_route("/engines/{name}/watch", engines.show_watch),
+        get_route("/engines/{name}/watch/events", engines.stream_figures),
         get_route("/tasks", tasks.list_task_runs),
         post_route("/tasks", tasks.start_tasks),
         *(

@@ -22,10 +22,8 @@ from moebox.report.charts import ChartAxis, ChartSeries, draw_lines, series_lege
 from moebox.report.expect import with_forecast
 from moebox.report.page import SectionMaker, make_sections
 from moebox.report.sections.checks import checks_section
-from moebox.report.sections.climb import climb_section
-from moebox.report.sections.launches import attempts_section, problems_section
-from moebox.report.sections.performance import performance_section
-from moebox.report.sections.tables import figures_section
+from moebox.report.sections.launches import attempts_section, climb_section, problems_section
+from moebox.report.sections.performance import figures_section, performance_section
 from moebox.report.sections.tasks import tasks_section
 from moebox.runs.listing import summarize_record
 from moebox.runs.reader import read_run

@@ -28,8 +28,7 @@ from moebox.planner.speed import Speed
 from moebox.report.bars import group_equal_devices
 from moebox.report.block import Block, Bullets, Charts, CustomBlock, ReportChart, titled_chart
 from moebox.report.charts import ChartAxis, ChartSeries, draw_lines, series_legend, whole_number
-from moebox.report.sections.memory import memory_chart
-from moebox.report.sections.plan import join_texts
+from moebox.report.sections.memory import join_texts, memory_chart
 from moebox.report.svg import run_colour
 from moebox.store import calibrations
 from moebox.units import plural
