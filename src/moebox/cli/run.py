@@ -10,14 +10,14 @@ from moebox.cli import flags
 from moebox.cli.display import LiveDisplay, print_assessment
 from moebox.cli.flags import AsJson, Names, Switch
 from moebox.cli.output import confirm, exit_code, print_json, print_lines, stderr_console, stdout_console
-from moebox.core.pipeline import STEPS, Pipeline, PipelineStep, RunRequest, display_state
+from moebox.core.pipeline import STEPS, Pipeline, RunRequest, display_state
 from moebox.core.setting import Effort
 from moebox.core.traits import LAST_PORT
 from moebox.errors import refuse_if, refuse_out_of_range
 from moebox.flows import pipeline as pipelines
 from moebox.flows import recipes
 from moebox.store import Run
-from moebox.units import format_count, format_seconds, format_tok_s
+from moebox.units import format_seconds, format_tok_s
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -226,7 +226,7 @@ class RunView(LiveDisplay):
             else:
                 mark = STEP_MARKS[display_state(what.state, what.figures)]
                 took = f"{format_seconds(what.seconds)}  " if what.state == "done" else ""
-                line = f"{mark} {what.name} {took}{self._step_text(what)}".rstrip()
+                line = f"{mark} {what.name} {took}{what.text}".rstrip()
         else:
             text = str(what)
             if kind == "check":
@@ -238,19 +238,6 @@ class RunView(LiveDisplay):
             line = f"    {text}"
         if not self.live and not self.quiet:
             print_lines([line])
-
-    def _step_text(self, step: PipelineStep) -> str:
-        """Return what a step will do, why it ended, or its figures."""
-        if step.state == "waiting":
-            return STEP_TEXTS[step.name]
-        if step.state in ("skipped", "failed"):
-            return step.why
-        figures = []
-        for name, value in step.figures.items():
-            if name != "report":
-                text = format_count(value) if isinstance(value, int) and not isinstance(value, bool) else value
-                figures.append(f"{name.replace('_', ' ')} {text}")
-        return ", ".join(figures)
 
     def __rich__(self) -> "RenderableType":
         from rich.console import Group
@@ -273,13 +260,10 @@ class RunView(LiveDisplay):
                 for line in self.lines[-MOST_LINES:]:
                     table.add_row("", "", "", Text(line, style="dim"))
             else:
-                if step.state == "done":
-                    when = format_seconds(step.seconds)
-                else:
-                    when = f"~ {format_seconds(takes_s)}" if step.state == "waiting" and takes_s else ""
-                table.add_row(
-                    *(Text(cell, style=style) for cell in (STEP_MARKS[state], name, when, self._step_text(step)))
-                )
+                when, text = format_seconds(step.seconds) if step.state == "done" else "", step.text
+                if step.state == "waiting":
+                    when, text = f"~ {format_seconds(takes_s)}" if takes_s else "", STEP_TEXTS[name]
+                table.add_row(*(Text(cell, style=style) for cell in (STEP_MARKS[state], name, when, text)))
         head = Text(f"{'SIMULATION  ' if self.simulated else ''}run {self.run.id}", style="bold")
         past_s = self.now() - max(self.started.values(), default=self.now())
         left = pipelines.time_left_text(self.steps.values(), self.request, self.expected, past_s=past_s)

@@ -8,7 +8,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from moebox.errors import MoeboxError
-from moebox.report.sections.tasks import score_text
 from moebox.store import Run, plain, runs_dir
 from moebox.tasks.job import LEVELS
 from moebox.tasks.result import FamilyScore, load_task_run
@@ -75,7 +74,7 @@ def task_row(folder: Path) -> TaskRow | None:
         run=folder.name,
         model=found.model,
         agent=found.worker_title,
-        solved=score_text(score) if results else "none finished",
+        solved=score.text if results else "none finished",
         share=score.share if results else 0.0,
         left=len(found.unfinished_jobs),
         families=tuple(family_scores(results)),
