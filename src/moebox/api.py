@@ -167,11 +167,7 @@ def up(recipe: Recipe | str, *, runs: Path | None = None, patience_s: float = 90
     require_engine(deployment)
     run = Run.create(deployment.recipe.name, runs=runs)
     session = launch_engine(prepare_launch(deployment, name=run.id), run)
-    try:
-        session.wait_ready(patience_s=patience_s)
-    except BaseException:
-        session.stop()
-        raise
+    session.wait_ready(patience_s=patience_s)
     return session
 
 

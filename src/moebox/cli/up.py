@@ -216,11 +216,7 @@ def start_engine(deployment: "Deployment", run: "Run", patience_s: float, where:
         if session.disk_rate:
             forecast = read_forecast(session.weights_bytes, session.disk_rate)
             stderr_console().print(f"loading {format_gb(session.weights_bytes)} of weights: {forecast}", markup=False)
-        try:
-            session.wait_ready(patience_s=patience_s)
-        except BaseException:
-            session.stop()
-            raise
+        session.wait_ready(patience_s=patience_s)
         session.listener = None
     return session
 

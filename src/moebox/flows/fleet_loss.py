@@ -243,11 +243,7 @@ def restart_member(record: FleetRecord, member: MemberRecord) -> FleetRecord:
         key=record.key(member.key_env) or "",
         port=port,
     )
-    try:
-        wait_for_member(part, BACK_S)
-    except BaseException:
-        part.stop()
-        raise
+    wait_for_member(part, BACK_S)
     part.detach()
     back = replace(member, instance=part.instance.id)
     members = tuple(back if other.name == member.name else other for other in record.members)

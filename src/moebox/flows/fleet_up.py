@@ -171,12 +171,12 @@ def start_member(name: str, recipe: Recipe, box: str, *, twins: bool, key: str =
 
 def _store_key(program: GuardedProgram) -> GuardedProgram:
     """Store the program's key for this user's other commands, if moebox made it."""
-    try:
-        if program.config.key_env == TWIN_KEY:
+    if program.config.key_env == TWIN_KEY:
+        try:
             keep_key(program.config.port, program.config.secrets[TWIN_KEY], pid=program.guard.pid)
-    except BaseException:
-        program.stop()
-        raise
+        except BaseException:
+            program.stop()
+            raise
     return program
 
 
@@ -248,11 +248,7 @@ def start_router(
         cwd=str(run.path),
     )
     program = _store_key(GuardedProgram(config, run))
-    try:
-        program.wait_until_ready(lambda: answers_chat(config.endpoint), patience_s=ROUTER_S, every_s=0.3)
-    except BaseException:
-        program.stop()
-        raise
+    program.wait_until_ready(lambda: answers_chat(config.endpoint), patience_s=ROUTER_S, every_s=0.3)
     return program
 
 

@@ -213,12 +213,9 @@ def start_detached(recipe: Recipe) -> state.Instance:
     for left in reversed(range(RESTORE_TRIES)):
         try:
             run = Run.create(recipe.name)
-            session = launch_engine(prepare_launch(deploy(recipe), name=run.id), run)
-            try:
+            with launch_engine(prepare_launch(deploy(recipe), name=run.id), run) as session:
                 session.wait_ready(patience_s=PATIENCE_S)
                 session.detach()
-            finally:
-                session.stop()
             return session.instance
         except MoeboxError:
             if not left:

@@ -93,31 +93,35 @@ class EngineSession:
         return self.guard.poll() is None and self.instance.guard_state.status in ("starting", "running")
 
     def wait_ready(self, *, patience_s: float = PATIENCE_S, deadline: float = math.inf) -> None:
-        """Wait until the engine answers a chat. Raise LaunchFailed with the first cause if it does not.
+        """Wait until the engine answers a chat. If it does not, stop it and raise LaunchFailed with the first cause.
 
         `patience_s`: longest time without progress; `deadline`: when it must be ready, on the monotonic clock.
         """
-        with AwakeClock() as awake:
-            self._wait_for_chat(awake, patience_s, deadline)
-        self.startup_s = time.monotonic() - self.watch.started
-        self._report_lost_log()
-        if not self.prepared.nodes:  # the engine may have downloaded other weights than those of the store
-            kv_store.prepare_store(self.prepared.deployment)
-        self.instance = state.update_instance(self.instance, ready=time.time())
-        self.facts = facts.gather_facts(self.endpoint, self.watch.summary)
-        self.ready = AttemptReady(
-            id=self.instance.id,
-            model=self.endpoint.model,
-            base_url=self.endpoint.base_url,
-            startup_s=self.startup_s,
-            facts=self.facts,
-            weights_bytes=self.weights_bytes,
-            disk_rate=self.disk_rate,
-        )
-        self.run.add_event(self.ready)
-        self._record_phase()
-        if self.instance.kv_store and (line := kv_store.restore_slots(self.endpoint, Path(self.instance.kv_store))):
-            self.run.add_event(SlotsKept(text=line))
+        try:
+            with AwakeClock() as awake:
+                self._wait_for_chat(awake, patience_s, deadline)
+            self.startup_s = time.monotonic() - self.watch.started
+            self._report_lost_log()
+            if not self.prepared.nodes:  # the engine may have downloaded other weights than those of the store
+                kv_store.prepare_store(self.prepared.deployment)
+            self.instance = state.update_instance(self.instance, ready=time.time())
+            self.facts = facts.gather_facts(self.endpoint, self.watch.summary)
+            self.ready = AttemptReady(
+                id=self.instance.id,
+                model=self.endpoint.model,
+                base_url=self.endpoint.base_url,
+                startup_s=self.startup_s,
+                facts=self.facts,
+                weights_bytes=self.weights_bytes,
+                disk_rate=self.disk_rate,
+            )
+            self.run.add_event(self.ready)
+            self._record_phase()
+            if self.instance.kv_store and (line := kv_store.restore_slots(self.endpoint, Path(self.instance.kv_store))):
+                self.run.add_event(SlotsKept(text=line))
+        except BaseException:
+            self.stop()
+            raise
 
     def _wait_for_chat(self, awake: AwakeClock, patience_s: float, deadline: float) -> None:
         chat: facts.ChatProbe | None = None
