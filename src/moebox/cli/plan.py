@@ -9,11 +9,12 @@ from cyclopts import Parameter
 from moebox import api, codec
 from moebox.cli import plan_view
 from moebox.cli.display import print_assessment
-from moebox.cli.flags import AsJson, OutputPath, Switch, flag_name, given_flags
+from moebox.cli.flags import AsJson, OutputPath, Switch, given_flags
 from moebox.cli.forecast_target import NO_PLAN_ARGS, PlanArgs
 from moebox.cli.output import print_json, stderr_console, stdout_console, write_file
 from moebox.core.catalogue import known_divergences
 from moebox.core.plan import Goal, Plan
+from moebox.core.setting import flag_words
 from moebox.errors import DoesNotFit, refuse_if
 from moebox.flows import recipes
 from moebox.loose import Document
@@ -79,13 +80,9 @@ def plan(
     if json:
         print_json(plan_document(chosen))
         return 0
-    settings = {"box": box, "goal": goal if goal != "throughput" else None, "bold": bold, "ram": ram}
-    settings |= {"ram_bandwidth": ram_bandwidth, **asdict(args), "offline": offline}
-    words = [model]
-    for name, value in settings.items():
-        if given_flags(**{name: value}):
-            words += [flag_name(name)] if value is True else [flag_name(name), str(value)]
-    command = shlex.join(["moebox", "plan", *words, "-o", "recipe.toml"])
+    given = {"box": box, "goal": goal if goal != "throughput" else None, "bold": bold, "ram": ram}
+    given |= {"ram_bandwidth": ram_bandwidth, **asdict(args), "offline": offline}
+    command = shlex.join(["moebox", "plan", model, *flag_words(given), "-o", "recipe.toml"])
     steps = plan_view.NextSteps(save=command, saved=output, here=not (box or ram))
     if why:
         stdout_console().print(plan_view.arithmetic_page(chosen, known.model))

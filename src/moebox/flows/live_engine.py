@@ -5,12 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 from moebox import codec
 from moebox.checkpoint import deploy
 from moebox.core.endpoint import Endpoint, endpoint_from_url
 from moebox.core.engine_facts import EngineFacts
 from moebox.core.recipe import PlannedFor, Recipe
+from moebox.core.setting import flag_words, setting_flags
 from moebox.errors import ExternalError
 from moebox.serve import ports, state
 from moebox.serve.guard import PR_SET_PDEATHSIG, prctl
@@ -99,9 +101,8 @@ class TwinProcess:
 
     def __init__(self, recipe: Recipe, *, planned_for: PlannedFor, run: Run) -> None:
         path = run.write_file("twin.toml", codec.to_toml(recipe))
-        memory = {"ram": planned_for.ram, "ram_bandwidth": planned_for.ram_bandwidth}
-        given = ["--box", planned_for.box] if planned_for.box else []
-        given += [word for key, value in memory.items() if value for word in ("--set", f"planned_for.{key}={value}")]
+        memory = setting_flags(planned_for, replace(planned_for, ram="", ram_bandwidth=""), "planned_for.")
+        given = [*flag_words({"box": planned_for.box}), *memory]
         command = [sys.executable, "-m", "moebox", "twin", str(path), "--port", "0", "--json", "--key-env", TWIN_KEY]
         self.key = make_key()
         self.process = subprocess.Popen(

@@ -21,6 +21,7 @@ from moebox.core import registry
 from moebox.core.deployment import Deployment
 from moebox.core.plan import Goal, Plan
 from moebox.core.recipe import EngineName
+from moebox.core.setting import flag_words
 from moebox.errors import BadInput, MoeboxError, UnknownName
 from moebox.flows import recipes
 from moebox.planner.constraints import Constraints
@@ -212,15 +213,10 @@ def plan_blocks(answer: PlanReply) -> list[Block]:
 
 
 def plan_command(query: PlanQuery) -> str:
-    words = ["moebox", "plan", query.model, *(("--box", query.box) if query.box else ())]
-    words += ["--context", str(query.context)] if query.context else []
-    words += ["--concurrency", str(query.concurrency)] if query.concurrency else []
-    words += ["--goal", query.goal] if query.goal != PlanQuery().goal else []
-    words += ["--engine", query.engine] if query.engine else []
-    words += ["--bold"] if query.bold else []
-    words += ["--ram", query.ram] if query.ram else []
-    words += ["--ram-bandwidth", query.ram_bandwidth] if query.ram_bandwidth else []
-    return shlex.join([*words, "-o", "recipe.toml"])
+    """Return the command that makes the same plan; what is left to the planner is left out."""
+    usual = codec.to_document(PlanQuery(model=query.model))
+    flags = {name: value for name, value in codec.to_document(query).items() if value != usual[name]}
+    return shlex.join(["moebox", "plan", query.model, *flag_words(flags), "-o", "recipe.toml"])
 
 
 def plan_assessment(answer: PlanReply) -> Assessment:

@@ -16,7 +16,7 @@ from moebox.cli.output import exit_code, print_result, stderr_console, stdout_co
 from moebox.cli.target import find_endpoint, warn_simulation
 from moebox.core.measure import Load, SearchAxis, Slo
 from moebox.core.result import result_document
-from moebox.core.setting import setting_flags
+from moebox.core.setting import flag_words, setting_flags
 from moebox.errors import INTERRUPTED, AnswerIsNo, ExternalError, refuse_if
 from moebox.escape import printable_line
 from moebox.files import report_write_errors
@@ -96,9 +96,8 @@ def bench(
     if any(tests):
         with hold_endpoint(endpoint.base_url, "moebox bench"):
             return _run_tests(probed, tests, plan, keeper, json=json)
-    values = {"--model": model, "--key-env": key_env, "--run": run}
     words = ["moebox", "bench", *([target] if target else [])]
-    words += [word for flag, value in values.items() if value for word in (flag, value)]
+    words += flag_words({"model": model, "key_env": key_env, "run": run})
     words += setting_flags(plan.endpoint, ServerAccess(), "endpoint.")
     own = {"label": plan.label, "allow_failures": "true" if plan.allow_failures else ""}
     words += [word for key, value in own.items() if value for word in ("--set", f"{key}={value}")]
@@ -210,7 +209,7 @@ def _print_resume_commands(sweep: _Sweep, search: SearchAxis | None, words: list
 
     finished = 0 if search else sweep.finished_loads
     own_run, plan = sweep.keeper.own_run, sweep.plan
-    words = [*words, *(("--search", search) if search else ()), *(("--run", own_run) if own_run else ())]
+    words = [*words, *flag_words({"search": search, "run": own_run})]
     commands = bench_flags(plan.workload, plan.loads[finished:], warmup=plan.warmup, slo=sweep.slo, search=bool(search))
     for number, more in enumerate(commands, 2 if finished else 1):
         line = shlex.join([*words, *more, *sweep.keeper.output_flags(number)])
