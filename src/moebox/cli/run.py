@@ -82,6 +82,7 @@ def run(
         resume: Resume this run, by folder or name; `latest` is the newest one.
     """
     from moebox.flows.run import Runner
+    from moebox.serve.session import EngineSession
     from moebox.stream.awake import AwakeClock
 
     if resume:
@@ -135,10 +136,10 @@ def run(
         if json:
             print_json({"run": str(folder.path), **codec.to_document(runner.pipeline)})
     if not json:
-        live = runner.engine.live
-        serving = live is not None and live.is_alive and not ended.simulated
+        live = runner.engine.session
+        serving = isinstance(live, EngineSession) and live.is_alive
         print_summary(folder, ended, serving=serving)
-        if live is not None and serving:
+        if isinstance(live, EngineSession) and serving:
             print_lines([f"endpoint  {live.endpoint.base_url}  model {live.endpoint.model}"])
             print_lines([f"stop      moebox down {live.instance.id}"])
         elif not ended.simulated:

@@ -225,12 +225,13 @@ class Runner:
         self._figures |= {"forecast": speed.measured.text if speed.measured else calibration.id}
 
     def _start_engine(self) -> None:
-        endpoint = self.engine.start(self._recipe())
-        self._figures |= {"url": endpoint.base_url, "startup": format_seconds(self.engine.startup_s)}
-        if self.engine.live and self.engine.live.ready and (load := self.engine.live.ready.load_text):
-            self._figures["load"] = load
-        if self.engine.facts.kv_tokens:
-            self._figures["kv_tokens"] = int(self.engine.facts.kv_tokens)
+        endpoint, session = self.engine.start(self._recipe()), self.engine.session
+        assert session
+        self._figures |= {"url": endpoint.base_url, "startup": format_seconds(session.startup_s)}
+        if session.ready and session.ready.load_text:
+            self._figures["load"] = session.ready.load_text
+        if session.facts.kv_tokens:
+            self._figures["kv_tokens"] = int(session.facts.kv_tokens)
 
     def _verify(self) -> None:
         from moebox.planner.speed import Speed
