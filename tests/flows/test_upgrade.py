@@ -308,7 +308,7 @@ BAD_INPUT = [
     (["--to", "contxt=1"], 2, "--set contxt: there is no such setting"),
     (["--to", "max_seqs=4"], 2, "the recipe has it already"),
     (["--to", "llama.cpp@b2", "--by", "luck"], 2, "--by luck: not known"),
-    (["--to", "llama.cpp@b2", "--by", "speed=fast"], 2, "not a share"),
+    (["--to", "llama.cpp@b2", "--by", "speed=fast"], 2, "not a limit"),
     (["bisect", "llama.cpp@b1", "vllm==1"], 2, "are two engines"),
     (["bisect", "llama.cpp@b2", "llama.cpp@b1"], 2, "no commit lies between"),
     (["bisect", "llama.cpp@b1", "llama.cpp@b99"], 2, "tree: fatal: "),

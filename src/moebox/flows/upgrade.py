@@ -132,15 +132,9 @@ def parse_judges(text: str) -> Judges:
         name, _, value = word.partition("=")
         refuse_if(name not in known, f"--by {word}: not known", hint=f"one or several of {', '.join(known)}")
         if name == "speed":
-            share = value.removesuffix("%") or "2"
-            good = share.replace(".", "", 1).isdigit() and 0 < float(share) < 100
-            refuse_if(not good, f"--by {word}: not a share", hint="write it like speed=5%")
-            limit = float(share) / 100
+            limit = _parse_limit(word, value.removesuffix("%") or "2", 99.9, "speed=5%") / 100
         elif name == "quality":
-            amount = value or str(DEFAULT_LIMIT)
-            good = amount.replace(".", "", 1).isdigit() and 0 < float(amount) <= 10
-            refuse_if(not good, f"--by {word}: not a limit in nats", hint="write it like quality=0.02")
-            nats = float(amount)
+            nats = _parse_limit(word, value or str(DEFAULT_LIMIT), 10, "quality=0.02")
         else:
             hint = "write it like speed=5% or quality=0.02"
             refuse_if(value, f"--by {word}: only speed and quality have a limit", hint=hint)
@@ -154,6 +148,12 @@ def parse_judges(text: str) -> Judges:
         quality=nats,
         needs_quality=nats is not None,
     )
+
+
+def _parse_limit(word: str, number: str, most: float, example: str) -> float:
+    good = number.replace(".", "", 1).isdigit() and 0 < float(number) <= most
+    refuse_if(not good, f"--by {word}: not a limit above 0 and up to {most:g}", hint=f"write it like {example}")
+    return float(number)
 
 
 def upgrade_recipe(
