@@ -9,8 +9,7 @@ from moebox.bench.probe import probe_endpoint
 from moebox.core.endpoint import Endpoint
 from moebox.core.measure import Load, Workload
 from moebox.errors import BadInput
-from moebox.flows.fleet_record import FleetRecord
-from moebox.flows.fleet_up import find_router_program, start_router
+from moebox.flows.fleet_up import FleetRecord, find_router_program, start_router
 from moebox.serve.program import GuardedProgram
 from moebox.serve.watch import Notify
 from moebox.units import plural

@@ -19,8 +19,7 @@ from moebox.core.metrics import parse_prometheus
 from moebox.core.recipe import Recipe
 from moebox.errors import ExternalError, refuse_if
 from moebox.fleet import routers
-from moebox.flows.fleet_record import FleetRecord, MemberRecord, save_fleet
-from moebox.flows.fleet_up import answers_chat, start_member, wait_for_member
+from moebox.flows.fleet_up import FleetRecord, MemberRecord, answers_chat, save_fleet, start_member, wait_for_member
 from moebox.serve import preflight, state
 from moebox.serve.state import wait_for
 from moebox.serve.stop import stop_instance as stop_instance

@@ -28,12 +28,20 @@ from moebox.errors import AnswerIsNo, BadInput, ExternalError, MoeboxError, NotI
 from moebox.flows import tune_state
 from moebox.flows.effort import ClimbEffort
 from moebox.flows.pace import SpeedRounds, bracketing_gain
-from moebox.flows.power_sweep import sweep_caps
 from moebox.flows.rehearse import reduce_recipe, with_weights
 from moebox.flows.settings import checks_for, current_value, with_setting
 from moebox.flows.trials import BEST_FILE, ClimbListener, ClimbResult, TrialRunner
-from moebox.flows.tune_picture import draw_pareto
-from moebox.flows.tune_state import TUNE_FILE, Budget, Changes, ScreenTrial, SettingGain, TuneOptions, TuneState
+from moebox.flows.tune_state import (
+    TUNE_FILE,
+    Budget,
+    Changes,
+    ScreenTrial,
+    SettingGain,
+    TuneOptions,
+    TuneState,
+    draw_pareto,
+    sweep_caps,
+)
 from moebox.flows.walk import ANSWERS_DIFFER, ClimbTrial, SettingStep, decide_trial, memory_problem, startup_problem
 from moebox.planner.speed import Speed
 from moebox.serve import power, preflight
