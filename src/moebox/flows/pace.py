@@ -107,7 +107,7 @@ class SpeedMeter:
             else:
                 counts = [reply.completion_tokens or len(reply.times_s) for reply in replies]
             self._tok_s.append(sum(counts) / seconds)
-            self._ttft_ms.append(statistics.median(1e3 * (reply.ttft_s or 0.0) for reply in replies))
+            self._ttft_ms.append(statistics.median(1e3 * reply.times_s[0] for reply in replies))
 
     def _send(self, bodies: list[dict[str, object]]) -> list[StreamReply]:
         return list(self._pool.map(lambda body: send_request(self.endpoint, body, timeout_s=PATIENCE_S), bodies))
