@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from moebox import api, codec
 from moebox.cli import plan_view
 from moebox.cli.display import print_assessment
-from moebox.cli.flags import AsJson, OutputPath, Switch, given_flags
+from moebox.cli.flags import AsJson, OutputPath, Ram, RamBandwidth, Switch, given_flags
 from moebox.cli.forecast_target import NO_PLAN_ARGS, PlanArgs
 from moebox.cli.output import print_json, stderr_console, stdout_console, write_file
 from moebox.core.catalogue import known_divergences
@@ -26,8 +26,8 @@ def plan(
     box: str | None = None,
     goal: Goal = "throughput",
     bold: Switch = False,
-    ram: str = "",
-    ram_bandwidth: str = "",
+    ram: Ram = "",
+    ram_bandwidth: RamBandwidth = "",
     args: Annotated[PlanArgs, Parameter(name="*")] = NO_PLAN_ARGS,
     why: Switch = False,
     memory: Switch = False,
@@ -46,8 +46,6 @@ def plan(
         box: COUNTxGPU such as 8x-rtx-pro-6000-server, or a TOML file. Default: this machine.
         goal: What to rank by.
         bold: Take the best forecast at once: drafts, fp8 cache and the patched image included.
-        ram: Memory to assume, such as 768GiB.
-        ram_bandwidth: Its bandwidth, such as 614GB/s.
         args: Settings that the plan must have.
         why: Print the arithmetic line by line, with the source of each constant, and the warnings in full.
         memory: Print the memory of every device by use.

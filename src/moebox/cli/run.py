@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 from moebox import codec
 from moebox.cli import flags
 from moebox.cli.display import LiveDisplay, print_assessment
-from moebox.cli.flags import AsJson, Names, Switch
+from moebox.cli.flags import AsJson, Names, Ram, RamBandwidth, Switch
 from moebox.cli.output import confirm, exit_code, print_json, print_lines, stderr_console, stdout_console
 from moebox.core.pipeline import STEPS, Pipeline, RunRequest, display_state
 from moebox.core.setting import Effort
@@ -47,8 +47,8 @@ def run(
     *,
     box: str = "",
     recipe: str = "",
-    ram: str = "",
-    ram_bandwidth: str = "",
+    ram: Ram = "",
+    ram_bandwidth: RamBandwidth = "",
     twin: Switch = False,
     until: str = "",
     skip: Names = (),
@@ -68,8 +68,6 @@ def run(
         model: A model from the catalogue, a folder with config.json, or a .gguf file.
         box: Plan for this box instead of this machine (with --twin, or to plan only).
         recipe: Start from this recipe instead of a plan: a file, or the name of a saved or shipped one.
-        ram: Memory to assume, such as 768GiB.
-        ram_bandwidth: Its bandwidth, such as 614GB/s.
         twin: Run against a simulation of the box; every result is marked as simulated.
         until: The last step: plan, doctor, rehearse, up, verify, climb, bench, task or report; --resume may go further.
         skip: Steps to leave out (comma-separated or repeated).

@@ -14,7 +14,7 @@ from cyclopts import Parameter
 from moebox import api
 from moebox.cli import flags
 from moebox.cli.display import VERDICT_MARKS
-from moebox.cli.flags import AsJson, Names, Settings, Switch
+from moebox.cli.flags import AsJson, KeyEnv, Names, ServedModel, Settings, Switch, Target
 from moebox.cli.output import check_writable, exit_code, print_result, stderr_console, stdout_console, write_file
 from moebox.cli.signals import interrupt_message
 from moebox.cli.target import create_run, find_endpoint, open_run
@@ -45,11 +45,11 @@ PROGRESS_S = 20.0  # between lines of progress without a terminal
 
 
 def verify(
-    target: str = "",
+    target: Target = "",
     /,
     *,
-    model: str = "",
-    key_env: str = "",
+    model: ServedModel = "",
+    key_env: KeyEnv = "",
     only: Names = (),
     from_: Annotated[str, Parameter(name="--from")] = "",
     effort: Effort = "normal",
@@ -66,9 +66,6 @@ def verify(
     surprise clients. fail: failures at a rate that breaks agents. docs/checks.md lists the checks and their certainty.
 
     Args:
-        target: A URL, a recipe, or the name of an engine that moebox started. Default: the running one.
-        model: The served model name. Default: the only one that the server lists.
-        key_env: The environment variable that holds the key.
         only: Only these checks (comma-separated or repeated).
         from_: Begin with this check.
         effort: quick makes 4 trials of each kind of request, which finds what always breaks; normal 8; thorough 48 of
@@ -224,14 +221,14 @@ def _print_failure(failure: "Failure") -> None:
 
 
 def quality(
-    target: str = "",
+    target: Target = "",
     /,
     *,
     reference: Names = (),
     save: Path | None = None,
     text: Path | None = None,
-    model: str = "",
-    key_env: str = "",
+    model: ServedModel = "",
+    key_env: KeyEnv = "",
     json: AsJson = False,
 ) -> int:
     """Measure how far a server's next-token probabilities are from a reference: is this quant, kernel or cache worse?
@@ -241,12 +238,9 @@ def quality(
     Exit code 1 if the server is farther away.
 
     Args:
-        target: A URL, a recipe, or the name of an engine that moebox started. Default: the running one.
         reference: A file that --save wrote, or a run of `moebox quality`. Can be repeated.
         save: Write the log-probabilities of this server to a file, as a reference for others.
         text: Score this text file too.
-        model: The served model name. Default: the only one that the server lists.
-        key_env: The environment variable that holds the key.
     """
     from moebox import codec
     from moebox.files import write_atomic

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from moebox.cli import flags
 from moebox.cli.bench.args import BenchArgs, BenchPlan, ServerAccess, make_bench_plan, parse_counts
 from moebox.cli.bench.results import ResultKeeper, RunMeasurements, load_label, print_results, print_test_rows
-from moebox.cli.flags import AsJson, Settings
+from moebox.cli.flags import AsJson, KeyEnv, ServedModel, Settings, Target
 from moebox.cli.output import exit_code, print_result, stderr_console, stdout_console
 from moebox.cli.target import find_endpoint, warn_simulation
 from moebox.core.measure import Load, SearchAxis, Slo
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 
 def bench(
-    target: str = "",
+    target: Target = "",
     /,
     *,
-    model: str = "",
-    key_env: str = "",
+    model: ServedModel = "",
+    key_env: KeyEnv = "",
     workload: str = "",
     args: BenchArgs = BenchArgs(),
     slo: str = "",
@@ -48,9 +48,6 @@ def bench(
     """Measure how fast an endpoint is, and report if the client was the limit.
 
     Args:
-        target: A URL, a recipe, or the name of an engine that moebox started. Default: the running one.
-        model: The served model name. Default: the only one that the server lists.
-        key_env: The environment variable that holds the key.
         workload: A workload file; a shipped one that repeats a published benchmark (shenanigans-sm120, lambda,
             aiperf-16-turns, long-generation, …); or a kind: random (default), code, turns, prefix, prompts, trace.
         args: Lengths and load; they replace those of the workload.
