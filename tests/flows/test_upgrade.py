@@ -17,10 +17,11 @@ from moebox import codec
 from moebox.checkpoint import deploy
 from moebox.cli import main
 from moebox.core.recipe import Listen, Recipe, Runtime
+from moebox.core.upgrade_result import GainAtConcurrency
 from moebox.core.verdict import Gain
 from moebox.detect import load_box
 from moebox.flows import compare, switch
-from moebox.flows.compare import CompareEffort, GainAtConcurrency
+from moebox.flows.compare import CompareEffort
 from moebox.flows.pace import SpeedMeter, SpeedRounds
 from moebox.flows.upgrade import (
     Judges,

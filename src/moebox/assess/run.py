@@ -19,7 +19,6 @@ from moebox.assess.naming import engine_title, find_model, parallelism_title, pl
 from moebox.assess.recommend import SUSPECTS, loads_text, recommend, repeat_conditions
 from moebox.core.quirks import all_quirks
 from moebox.core.verdict import CheckVerdict
-from moebox.loose import get_text, is_true
 from moebox.runs.record import RunFailure, RunRecord
 from moebox.serve.connect import CLAUDE_MIN_CONTEXT
 from moebox.units import format_count, format_gib, plural
@@ -56,7 +55,7 @@ def headline(record: RunRecord, assessment: Assessment) -> str:
     if record.imported:
         return ""
     if record.upgrade:
-        return f"Upgrade: {get_text(record.upgrade, 'outcome')}{', applied' * is_true(record.upgrade, 'applied')}"
+        return f"Upgrade: {record.upgrade.outcome}{', applied' * record.upgrade.applied}"
     checks = record.check_count_text if record.checks_run else "answers not checked"
     speed = count_ranges(record).text if record.loads else "speed not measured"
     failures = count_phrase(failed_requests(record), "request", "failed")
@@ -73,10 +72,8 @@ def chosen_cell(record: RunRecord) -> AssessmentCell:
     """Engine, checkpoint, layout and context in one line."""
     recipe, upgrade = record.recipe, record.upgrade
     if upgrade:
-        reasons = upgrade.get("reasons")
-        detail = "; ".join(map(str, reasons)) if isinstance(reasons, list | tuple) else ""
-        change = f"{get_text(upgrade, 'old')} → {get_text(upgrade, 'new')}"
-        return AssessmentCell(name="chosen", text=change, tone="quiet", detail=detail)
+        change, reasons = f"{upgrade.old} → {upgrade.new}", "; ".join(upgrade.reasons)
+        return AssessmentCell(name="chosen", text=change, tone="quiet", detail=reasons)
     if recipe is None:
         return AssessmentCell(name="chosen", text="no recipe", tone="quiet")
     layout = parallelism_title(record) or placement_title(record, single_gpu="1 GPU")
@@ -177,10 +174,9 @@ def next_cell(record: RunRecord, *, serving: bool = False) -> AssessmentCell:
         text, detail = f"moebox {record.resume_command}", f"it was interrupted in {record.interrupted_step}"
         return AssessmentCell(name="next", text=text, tone="warn", command=True, detail=detail)
     if upgrade := record.upgrade:
-        if upgrade.get("outcome") in ("keep", "no difference") and not upgrade.get("applied"):
+        if upgrade.outcome in ("keep", "no difference") and not upgrade.applied:
             return command_cell(record.resume_command.replace("upgrade", "moebox upgrade apply", 1), "switches to it")
-        name = shlex.quote(str(upgrade.get("name")))
-        return command_cell(f"moebox runs history {name}", "what ran of this recipe, and how well")
+        return command_cell(f"moebox runs history {shlex.quote(upgrade.name)}", "what ran of this recipe, and how well")
     if recipe is None:
         return command_cell(*server_command(record))
     if record.simulation:

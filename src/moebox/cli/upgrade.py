@@ -88,9 +88,10 @@ def _try(named: str, to: str, by: str, source: str, *, switch_to_it: bool, json:
     from moebox import detect
     from moebox.checkpoint import deploy
     from moebox.core.event import UpgradeStep
+    from moebox.core.upgrade_result import UPGRADE_FILE
     from moebox.flows import recipes, switch
     from moebox.flows.compare import CompareEffort
-    from moebox.flows.upgrade import UPGRADE_FILE, UpgradeEffort, parse_judges, try_upgrade, upgrade_recipe
+    from moebox.flows.upgrade import UpgradeEffort, parse_judges, try_upgrade, upgrade_recipe
     from moebox.serve.order import require_engine
     from moebox.store import Run
 

@@ -8,12 +8,11 @@ other half after them.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from moebox.checkpoint import deploy
 from moebox.core.endpoint import Endpoint
 from moebox.core.recipe import Recipe
-from moebox.core.verdict import Gain
+from moebox.core.upgrade_result import SMALL, GainAtConcurrency
 from moebox.errors import ExternalError
 from moebox.flows.answers import QUESTIONS, AnswerComparison, ServerAnswer, collect_answers, compare_answers
 from moebox.flows.pace import (
@@ -34,7 +33,6 @@ from moebox.serve.state import hold_endpoint
 from moebox.store import Run
 from moebox.units import plural
 
-SMALL = 0.02  # a smaller difference in speed does not matter
 MARGIN = 0.10  # an interval of the difference beyond it is too wide to call two speeds the same
 
 
@@ -45,29 +43,6 @@ class MeasuredSide:
     paces: tuple[SpeedRounds, ...]
     acceptance: float | None  # of draft tokens, if the engine counts them
     kv_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GainAtConcurrency:
-    """Speed gain of B over A at one load."""
-
-    concurrency: int
-    a_tok_s: float
-    b_tok_s: float
-    a_ttft_ms: float
-    b_ttft_ms: float
-    gain: Gain | None
-    what: Literal["decode", "prefill"] = "decode"
-
-    @property
-    def is_different(self) -> bool:
-        """Significant, and large enough to matter."""
-        return self.gain is not None and self.gain.is_significant and abs(self.gain.share) >= SMALL
-
-    @property
-    def is_slower(self) -> bool:
-        """Slower by more than SMALL over the whole interval; a build may fail for it."""
-        return self.gain is not None and self.gain.high < -SMALL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

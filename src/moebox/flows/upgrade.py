@@ -7,8 +7,7 @@ a soak, answers to the same questions, and speed in turn.
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
 
 from moebox import engines
 from moebox.checkpoint import deploy
@@ -18,6 +17,7 @@ from moebox.core.endpoint import Endpoint
 from moebox.core.engine_source import EngineSource, parse_source
 from moebox.core.recipe import Recipe
 from moebox.core.setting import apply_settings
+from moebox.core.upgrade_result import UPGRADE_FILE, Outcome, ProvenSide, UpgradeResult, speed_text
 from moebox.core.verdict import CheckResults, Mark
 from moebox.detect.conditions import ConditionsWatch
 from moebox.detect.limits import memory_share
@@ -25,13 +25,12 @@ from moebox.errors import AnswerIsNo, MoeboxError, Unsupported, refuse_if
 from moebox.flows.compare import (
     CompareEffort,
     Comparison,
-    GainAtConcurrency,
     SideListener,
     compare_sides,
     compare_targets,
 )
 from moebox.flows.rehearse import rehearse
-from moebox.flows.soak import SoakResult, soak_endpoint
+from moebox.flows.soak import soak_endpoint
 from moebox.flows.walk import memory_problem, startup_problem
 from moebox.quality.judge import DEFAULT_LIMIT
 from moebox.quality.measure import QualityGate
@@ -41,8 +40,7 @@ from moebox.units import plural
 from moebox.verify.options import CHECK_NAMES, VerifyOptions
 from moebox.verify.runner import run_checks
 
-Outcome = Literal["keep", "no difference", "undecided", "roll back"]
-UPGRADE_FILE, PAGE_FILE = "upgrade.json", "upgrade.md"
+PAGE_FILE = "upgrade.md"
 REHEARSED_BYTES = 20 * 2**30  # smaller weights load as fast as a rehearsal boots
 WORDS_SHARE = 8  # a prompt of context/8 words: three digits take at most four tokens in every known vocabulary
 MOST_WORDS = 2048
@@ -67,60 +65,6 @@ class UpgradeEffort:
     soak_concurrency: int = 8
     soak_silence_s: float = 60.0
     compare: CompareEffort = CompareEffort(rounds=6, most_rounds=24)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProvenSide:
-    """How one side did before its speed was measured."""
-
-    marks: dict[str, Mark] = field(default_factory=dict)
-    reasons: dict[str, str] = field(default_factory=dict)  # of checks that did not pass
-    quirks: tuple[str, ...] = ()
-    soak: SoakResult | None = None
-    quality: str = ""  # divergence from the old version, or why it is not known
-    quality_mark: Mark = "skip"  # warn: not decided
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpgradeResult:
-    name: str
-    old: str
-    new: str
-    outcome: Outcome
-    reasons: tuple[str, ...]
-    notes: tuple[str, ...] = ()
-    gains: tuple[GainAtConcurrency, ...] = ()
-    sides: dict[str, ProvenSide] = field(default_factory=dict)
-    drift: float | None = None  # of the old version between its two measurements
-    seconds: float = 0.0
-    applied: bool = False
-    recipe: Recipe | None = None  # the new one
-
-    @property
-    def headline(self) -> str:
-        """ "0.30 → 0.32: right; -7.0% decode at 4 (-9.0% to -5.0%)"."""
-        what = {"roll back": "not taken", "undecided": "not decided"}.get(self.outcome, "right")
-        why = self.reasons[:1] if what != "right" or not self.gains else ()
-        return f"{self.old} → {self.new}: {'; '.join(dict.fromkeys((what, *why, *map(speed_text, self.gains))))}"
-
-    @property
-    def findings(self) -> list[str]:
-        """Reasons, notes, speeds and checks, a line each."""
-        lines = [*self.reasons, *self.notes]
-        for row in self.gains:
-            lines.append(f"{row.what} at {row.concurrency}: {row.a_tok_s:.1f} → {row.b_tok_s:.1f} tok/s, {row.gain}")  # noqa: PERF401
-        if self.drift is not None:
-            lines.append(f"the old version changed by {self.drift:+.1%} between its two measurements")
-        for side, proven in self.sides.items():
-            marks = ", ".join(f"{name} {mark}" for name, mark in proven.marks.items() if mark != "pass")
-            checks = marks or ("all checks passed" if proven.marks else "not checked")
-            lines.append(f"{'old' if side == 'A' else 'new'}: {checks}{f'; {proven.soak.text}' if proven.soak else ''}")
-        return lines
-
-
-def speed_text(row: GainAtConcurrency) -> str:
-    where = "prefill" if row.what == "prefill" else f"decode at {row.concurrency}"
-    return f"{where} {row.gain or 'not measured'}"
 
 
 def parse_judges(text: str) -> Judges:

@@ -24,6 +24,7 @@ from moebox.core.pipeline import NO_PIPELINE, Pipeline
 from moebox.core.plan import Plan
 from moebox.core.recipe import Recipe
 from moebox.core.symptom import KnownFailure
+from moebox.core.upgrade_result import UPGRADE_FILE, UpgradeResult
 from moebox.core.verdict import CheckResults, CheckVerdict, Gain, Mark
 from moebox.errors import BadInput
 from moebox.escape import one_line
@@ -232,7 +233,7 @@ def read_run(run: Run) -> RunRecord:
     if not step and climb_began and not climb_ended:
         step = climb_began
     upgrade = next((entry.event for entry in entries if isinstance(entry.event, UpgradeStep)), None)
-    result = as_object(reader.load("upgrade.json")) or None
+    result = reader.read(UpgradeResult, UPGRADE_FILE)
     if upgrade and not result:
         step = "upgrade"
     found_nothing = bool(climb_began) and is_true(climb, "ended") and as_object(climb).get("best") is None

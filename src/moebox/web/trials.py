@@ -9,10 +9,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from moebox.core.upgrade_result import UPGRADE_FILE, UpgradeResult
 from moebox.errors import BadInput, refuse_if
 from moebox.flows import recipes, switch
 from moebox.flows.tune_state import TUNE_FILE, TuneState
-from moebox.flows.upgrade import UPGRADE_FILE, UpgradeResult
 from moebox.runs.listing import HistoryRow, list_summaries, recipe_history
 from moebox.store import Run, runs_dir
 from moebox.web.chat import running_engines
