@@ -193,6 +193,11 @@ class CheckResults:
     seconds: float = 0.0
 
     @property
+    def marks(self) -> dict[str, Mark]:
+        """The verdict of each check by its name."""
+        return {check.name: check.verdict for check in self.rungs}
+
+    @property
     def verdict(self) -> Mark:
         """The worst of the checks and of the summed failures; at best "warn" if the checks were stopped."""
         mark = worst_mark([*(check.verdict for check in self.rungs), *(failure.verdict for failure in self.slips)])

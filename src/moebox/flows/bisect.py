@@ -126,10 +126,9 @@ def bisect_versions(
             if is_end:
                 raise
             return "skip", problem.message
-        folder = run.path / f"{run.id}-{sum(map(len, state.marks.values())):02d}"
-        folder.mkdir(exist_ok=True)
+        folder = run.make_folder(f"{run.id}-{sum(map(len, state.marks.values())):02d}")
         effort = UpgradeEffort(compare=CompareEffort(rounds=6, most_rounds=24, seed=random.randrange(10**6)))
-        result = try_upgrade(good, new, ("good", version), Run(folder), judges=judges, effort=effort, box=box)
+        result = try_upgrade(good, new, ("good", version), folder, judges=judges, effort=effort, box=box)
         if result.outcome in ("keep", "no difference"):
             return "good", ""
         is_bad = result.outcome == "roll back" and ("B" in result.sides or is_end)

@@ -106,18 +106,11 @@ def compare_targets(
         return _measure_one_by_one(a, b, run, effort, listener)
     listener.on_start("A")
     with live_endpoint(a, "A", run) as left:
-        listener.on_ready("A", left, side_run(run, "A"))
+        listener.on_ready("A", left, run.make_folder(f"{run.id}-A"))
         listener.on_start("B")
         with live_endpoint(b, "B", run) as right:
-            listener.on_ready("B", right, side_run(run, "B"))
+            listener.on_ready("B", right, run.make_folder(f"{run.id}-B"))
             return measure_both(left, right, effort, listener)
-
-
-def side_run(run: Run, name: str) -> Run:
-    """The folder of one side's engine inside the run."""
-    folder = run.path / f"{run.id}-{name}"
-    folder.mkdir(parents=True, exist_ok=True)
-    return Run(folder)
 
 
 def target_names(*sides: CompareTarget) -> dict[str, str]:
@@ -135,7 +128,9 @@ def live_endpoint(target: CompareTarget, name: str, run: Run) -> Iterator[Endpoi
     if isinstance(target, Endpoint):
         yield target
         return
-    with ports.start_on_free_port(deploy(target), side_run(run, name), notify=lambda text: None) as engine:
+    with ports.start_on_free_port(
+        deploy(target), run.make_folder(f"{run.id}-{name}"), notify=lambda text: None
+    ) as engine:
         yield engine.endpoint
         if not engine.is_alive:
             raise ExternalError(f"{engine.endpoint.base_url} ended while it was measured", hint=f"log: {engine.log}")
@@ -199,11 +194,11 @@ def _measure_one_by_one(
     late = replace(effort, rounds=max(1, effort.rounds // 2), questions=0)
     listener.on_start("A")
     with live_endpoint(a, "A", run) as endpoint:
-        listener.on_ready("A", endpoint, side_run(run, "A"))
+        listener.on_ready("A", endpoint, run.make_folder(f"{run.id}-A"))
         first = measure_side("A", endpoint, early, listener)
     listener.on_start("B")
     with live_endpoint(b, "B", run) as endpoint:
-        listener.on_ready("B", endpoint, side_run(run, "B"))
+        listener.on_ready("B", endpoint, run.make_folder(f"{run.id}-B"))
         second = measure_side("B", endpoint, replace(effort, rounds=early.rounds + late.rounds), listener)
     listener.on_start("A")
     with live_endpoint(a, "A2", run) as endpoint:

@@ -216,9 +216,7 @@ class TrialRunner:
         return speed, 0.0 if joules is None or used is None else (used - joules) / seconds
 
     def start_engine(self, recipe: Recipe, name: str) -> tuple[EngineSession, Run]:
-        path = self.run.path / name
-        path.mkdir(parents=True, exist_ok=True)
-        folder = Run(path, strict=self.run.strict)
+        folder = self.run.make_folder(name)
         live = ports.start_on_free_port(
             deploy(recipe), folder, notify=lambda text: self.notify("news", text), patience_s=self.effort.patience_s
         )
@@ -238,10 +236,9 @@ class TrialRunner:
         checks = run_checks(
             endpoint, options, only=only, run=folder, on_check=lambda verdict: self.notify("check", verdict)
         )
-        marks = {check.name: check.verdict for check in checks.rungs}
         failure = first_unexpected_failure(checks)  # the engine's known quirks do not count against the setting
         verdict: Mark = "fail" if failure else checks.verdict if checks.has_passed else "warn"
-        return replace(trial, verdict=verdict, rungs=marks, why=failure)
+        return replace(trial, verdict=verdict, rungs=checks.marks, why=failure)
 
     def _measure_best_again(self, trial: ClimbTrial, best: ClimbTrial) -> ClimbTrial:
         """Compare a step with the best one measured before and after it: A, B, A.

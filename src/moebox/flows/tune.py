@@ -240,9 +240,8 @@ class Tuner(TrialRunner):
             return known
         step, began = SettingStep(group="tune", together=changes), time.monotonic()
         self.notify("news", f"screening {step.change}, stage {stage}")
-        path = self.run.path / f"screen/{self.run.id}-{len(done):03d}"
-        path.mkdir(parents=True, exist_ok=True)
-        folder, dummy = Run(path, strict=self.run.strict), path / "screening.gguf"
+        folder = self.run.make_folder(f"screen/{self.run.id}-{len(done):03d}")
+        dummy = folder.path / "screening.gguf"
         row = ScreenTrial(changes=changes, stage=stage)
         try:
             deployment = deploy(self.recipe_for(step))

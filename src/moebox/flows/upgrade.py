@@ -171,7 +171,7 @@ class _Trial(SideListener):
         judges, effort = self.judges, self.effort
         self.urls[name] = endpoint.base_url
         found = self.check(endpoint, judges.checks, folder) if judges.checks else None
-        marks = {check.name: check.verdict for check in found.rungs} if found else {}
+        marks = found.marks if found else {}
         if name == "B" and (worse := _new_failures(self.sides["A"].marks, marks)):
             again = self.check(endpoint, worse, folder)  # a failure counts if it is seen twice
             marks |= {check.name: check.verdict for check in again.rungs if check.verdict != "fail"}
@@ -256,10 +256,8 @@ def try_upgrade(
     checkpoint = deployment.known_checkpoint
     if not reason and checkpoint and checkpoint.total_bytes > REHEARSED_BYTES:
         notify("rehearsing the new version with few layers")
-        folder = run.path / f"{run.id}-rehearsal"
-        folder.mkdir(exist_ok=True)
         try:
-            rehearse(deployment, Run(folder))
+            rehearse(deployment, run.make_folder(f"{run.id}-rehearsal"))
         except Unsupported as problem:
             notes.append(f"not rehearsed: {problem.message}")
         except MoeboxError as problem:

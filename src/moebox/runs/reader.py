@@ -173,7 +173,7 @@ def summed_check(results: CheckResults, newest: dict[str, CheckVerdict]) -> Chec
 
     None if a check was made again since, because the sum is no longer about these checks.
     """
-    made = {check.name: check.verdict for check in results.rungs}
+    made = results.marks
     if not made or any(name not in newest or newest[name].verdict != mark for name, mark in made.items()):
         return None
     verdict, marks = results.verdict, set(made.values())

@@ -112,6 +112,11 @@ class Run:
     def id(self) -> str:
         return self.path.name
 
+    def make_folder(self, name: str) -> "Run":
+        """Make a folder inside this run, for an engine or a part of the work with files of its own."""
+        (self.path / name).mkdir(parents=True, exist_ok=True)
+        return Run(self.path / name, strict=self.strict)
+
     def acquire_lock(self) -> bool:
         """Lock the run until this process ends; False if another process holds the lock."""
         if self._lock is None:

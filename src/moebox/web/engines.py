@@ -34,10 +34,10 @@ async def list_engines(request: Request, *, site: WebSite) -> Response:
 
 
 def find_engine(name: str) -> state.Instance:
-    found = next((instance for instance in state.list_instances() if instance.id == name), None)
-    if found is None:
+    found = state.instances_by_id()
+    if name not in found:
         raise NotFound(f"no engine called {name!r}", hint="the list of engines names those that run")
-    return found
+    return found[name]
 
 
 async def stop_engine(request: Request, *, site: WebSite) -> Response:

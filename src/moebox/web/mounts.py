@@ -20,11 +20,6 @@ class DiskProbe:
         self._lock = threading.Lock()
         self._threads: dict[str, threading.Thread] = {}
 
-    @property
-    def waiting_threads(self) -> int:
-        """Threads that still wait for a disk."""
-        return sum(map(threading.Thread.is_alive, self._threads.values()))
-
     def require_answer(self, text: str) -> None:
         """Raise BadInput if `text` is a path that does not answer. Names and missing paths pass."""
         if "/" not in text:
