@@ -209,9 +209,6 @@ def acceptance_rate(before: DraftCounts, after: DraftCounts) -> float | None:
 
 CONFIDENCE = 0.95
 RANKED_PAIRS = 10  # with fewer, ranks give wider intervals than Student's t
-# Student's t, two-sided 95%, by degrees of freedom; any table of the distribution.
-_T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228}
-_T95 |= {12: 2.179, 15: 2.131, 20: 2.086, 30: 2.042, 60: 2.000, 10**9: 1.960}
 
 
 def welch_gain(before: Sequence[float], after: Sequence[float]) -> Gain | None:
@@ -224,8 +221,7 @@ def welch_gain(before: Sequence[float], after: Sequence[float]) -> Gain | None:
     spread = math.sqrt(sum(parts))
     weights = sum(part**2 / (len(values) - 1) for part, values in zip(parts, (old, new), strict=True))
     freedom = sum(parts) ** 2 / weights if weights > 0 else 10**9
-    # the table's value for the next lower degree of freedom: rather too wide than too narrow
-    reach = _T95[max((known for known in _T95 if known <= freedom), default=1)] * spread
+    reach = student_t(max(int(freedom), 1), CONFIDENCE) * spread  # rounded down: rather too wide than too narrow
     return Gain(share=math.expm1(middle), low=math.expm1(middle - reach), high=math.expm1(middle + reach))
 
 

@@ -130,7 +130,7 @@ class EngineSession:
             if awake.away_s > away:  # the machine slept, and so did the engine: start counting again
                 away, chat = awake.away_s, None
                 self.watch.note_progress()
-            self._read_log()
+            self.read_log()
             self._raise_if_exited()
             if chat is not None:
                 if chat.is_loading:
@@ -162,7 +162,7 @@ class EngineSession:
     def wait_until_exit(self) -> None:
         """Wait for a ready engine to end. Raise LaunchFailed if it dies."""
         while True:
-            self._read_log()
+            self.read_log()
             self._report_lost_log()
             if self.guard.poll() is not None:
                 end = self.instance.guard_state
@@ -218,14 +218,21 @@ class EngineSession:
             if not self.watch.read_new_lines():
                 time.sleep(LOOK_S / 2)
 
-    def _read_log(self) -> None:
+    def explain_failure(self) -> str:
+        """The cause in the log, or where the log is."""
+        self.wait_for_cause()
+        cause = self.watch.search.cause
+        return f"{cause.cause} {cause.remedy}" if cause else f"the log is {self.log}"
+
+    def read_log(self) -> None:
+        """Read all lines that the engine has written so far."""
         while self.watch.read_new_lines():
             pass
 
     def _raise_if_exited(self) -> None:
         if self.guard.poll() is None:
             return
-        self._read_log()
+        self.read_log()
         end = self.instance.guard_state
         if end.error:
             raise self._record_failure("unstartable", f"cannot be started: {end.error}")

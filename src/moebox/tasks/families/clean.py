@@ -16,7 +16,7 @@ Order = tuple[str, str, str, str]  # id, date, item, price
 def make_draft(rng: random.Random, level: Level) -> JobDraft:
     """A table of orders made messy; the clean table is known because it was there first."""
     file = f"{rng.choice(material.PLACES)}_{rng.randint(100, 999)}.csv"
-    goods = material.sample_words(rng, material.THINGS, 5)
+    goods = rng.sample(material.THINGS, 5)
     limit = rng.randint(300, 700)
     messy, clean = _draw_tables(rng, level, goods, limit)
     out = io.StringIO()

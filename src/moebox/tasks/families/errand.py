@@ -12,7 +12,7 @@ SIZES: dict[Level, tuple[int, int]] = {"easy": (3, 1), "medium": (20, 3), "hard"
 def make_draft(rng: random.Random, level: Level) -> JobDraft:
     """Files with `key = value` lines; one value is wanted in a file of its own."""
     count, files = SIZES[level]
-    keys = material.sample_words(rng, material.THINGS, count)
+    keys = rng.sample(material.THINGS, count)
     title = f"{rng.choice(material.PLACES)}_{rng.randint(100, 999)}"
     values = {key: rng.randint(100, 999) for key in keys}
     return errand_draft(title, values, rng.choice(keys), files)

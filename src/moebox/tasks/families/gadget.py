@@ -14,7 +14,7 @@ def make_draft(rng: random.Random, level: Level) -> JobDraft:
     """A store with shelves; goods must be moved until the store is as described."""
     count, moves = SIZES[level]
     shelves = [f"{row}{number}" for row in "ABC" for number in range(1, 4)][:count]
-    goods = material.sample_words(rng, material.THINGS, count)
+    goods = rng.sample(material.THINGS, count)
     store = {shelf: {thing: rng.randint(6, 30)} for shelf, thing in zip(shelves, goods, strict=True)}
     wanted = {shelf: dict(held) for shelf, held in store.items()}
     for _ in range(moves):  # some pieces of something go from one shelf to another

@@ -73,12 +73,12 @@ def make_draft(rng: random.Random, level: Level) -> JobDraft:
 def _draw_fields(rng: random.Random, count: int) -> list[EntityField]:
     """Fields of every kind, the first a text called `name`."""
     fields = [EntityField(name="name", kind="text", most=rng.randint(12, 30))]
-    titles = material.sample_words(rng, ("weight", "stock", "rank", "size", "level", "year"), 3)
+    titles = rng.sample(("weight", "stock", "rank", "size", "level", "year"), 3)
     for number, title in enumerate(titles):
         low = rng.randint(-9, 9)
         most = low + rng.randint(20, 90)
         fields.append(EntityField(name=title, kind="number", least=low, most=most, default=low + number))
-    choices = tuple(material.sample_words(rng, material.COLOURS, 4))
+    choices = tuple(rng.sample(material.COLOURS, 4))
     fields.append(EntityField(name="colour", kind="choice", choices=choices, default=rng.choice(choices)))
     fields.append(EntityField(name="active", kind="flag", default=rng.random() < 0.5))
     fields.append(EntityField(name="note", kind="text", most=rng.randint(40, 80)))

@@ -1,7 +1,6 @@
 """Words and small modules that jobs are made of, drawn anew for each."""
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from moebox.core import catalogue
@@ -19,11 +18,6 @@ def instruction(name: str, **values: object) -> str:
 def code_text(name: str) -> str:
     """Python code of data/tasks that is run in the sandbox only."""
     return (FOLDER / "tasks" / f"{name}.py.txt").read_text(encoding="utf-8")
-
-
-def sample_words(rng: random.Random, pool: Sequence[str], count: int) -> list[str]:
-    """Different words of a pool, in any order."""
-    return rng.sample(list(pool), count)
 
 
 def draw_package_name(rng: random.Random) -> str:

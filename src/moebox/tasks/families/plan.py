@@ -13,7 +13,7 @@ def make_draft(rng: random.Random, level: Level) -> JobDraft:
     steps = STEPS[level]
     house = f"{rng.choice(material.PLACES)}_{rng.randint(100, 999)}"
     rooms = [f"{colour}_{thing}" for colour in material.COLOURS for thing in material.THINGS[:8]]
-    chain = material.sample_words(rng, rooms, steps + 4)
+    chain = rng.sample(rooms, steps + 4)
     path, spare = chain[:steps], chain[steps:]
     numbers = [rng.randint(10, 99) for _ in path]
     every = rng.randint(3, 5)

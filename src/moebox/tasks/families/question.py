@@ -13,7 +13,7 @@ def make_draft(rng: random.Random, level: Level) -> JobDraft:
     """Modules that call each other and settings that override each other; three questions about them."""
     package = material.draw_package_name(rng)
     count, layers = SIZES[level]
-    modules = material.sample_words(rng, material.THINGS, count)
+    modules = rng.sample(material.THINGS, count)
     setting = f"{rng.choice(material.PLACES)}_limit".upper()
     files = {f"{package}/__init__.py": ""}
     value = _write_settings(rng, package, setting, layers, files)
