@@ -11,14 +11,9 @@ PAIR = re.compile(r"\\u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})")  # JSON's su
 WITHOUT_POINT = re.compile(r"^(-?\d+)e")
 
 
-def dump_yaml(value: Any, *, indent: int = 0) -> str:
+def dump_yaml(value: Any) -> str:
     """Write dicts, lists, strings, numbers, booleans and None as YAML, ending in a newline."""
-    return "\n".join(_lines(value, indent)) + "\n"
-
-
-def dump_documents(values: list[Any]) -> str:
-    """Write several documents into one file."""
-    return "---\n".join(map(dump_yaml, values))
+    return "\n".join(_lines(value, 0)) + "\n"
 
 
 def dump_kustomization(resources: Iterable[str], part_of: str) -> str:

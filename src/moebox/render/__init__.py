@@ -14,7 +14,7 @@ from moebox.engines import check_recipe, require_weights_file
 from moebox.errors import BadInput
 from moebox.render import cluster, grafana, machine, quoting
 from moebox.render.pieces import Context, refuse_unrenderable, unit_argument
-from moebox.yaml_text import scalar_yaml
+from moebox.yaml_text import dump_kustomization, scalar_yaml
 
 LaunchFormat = Literal["script", "docker", "podman", "compose", "k8s", "slurm", "systemd"]
 LAUNCH_FORMATS: tuple[LaunchFormat, ...] = get_args(LaunchFormat)
@@ -47,8 +47,7 @@ def render(deployment: Deployment, file_format: LaunchFormat) -> str:
             f"{deployment.engine.title} over several nodes is not rendered: the other nodes run {programs[0]}",
             hint="`moebox up RECIPE --hosts FILE` or `--slurm` starts it; `--hosts FILE --dry-run` prints the commands",
         )
-    context = CONTEXTS[file_format](deployment)
-    return str(load_template(str(context.pop("template"))).render(**context))
+    return render_context(CONTEXTS[file_format](deployment))
 
 
 def render_service_unit(deployment: Deployment, command: Sequence[str], *, system: bool) -> str:
@@ -68,12 +67,19 @@ def render_service_unit(deployment: Deployment, command: Sequence[str], *, syste
 def render_files(deployment: Deployment, file_format: LaunchFormat | OtherFormat) -> dict[str, str]:
     """Return every file of a format by name; a single file has the name ""."""
     if file_format == "grafana":
-        return {"": grafana.dashboard_json(deployment)}
+        return {"": render_context(grafana.dashboard_context(deployment))}
     if file_format == "prometheus":
-        return {"": grafana.alert_rules_yaml(deployment)}
+        return {"": render_context(grafana.alerts_context(deployment))}
     if file_format == "kustomize":
-        return cluster.kustomize_files(deployment, render(deployment, "k8s"))
+        monitoring = render_context(grafana.alerts_context(deployment) | {"template": "monitoring.yaml.j2"})
+        files = cluster.split_objects(render(deployment, "k8s")) | {"monitoring.yaml": monitoring}
+        return {"kustomization.yaml": dump_kustomization(files, quoting.make_slug(deployment.recipe.name)), **files}
     return {"": render(deployment, file_format)}
+
+
+def render_context(context: Context) -> str:
+    """Fill the template that a context names."""
+    return str(load_template(str(context["template"])).render(**context))
 
 
 @functools.cache
