@@ -112,6 +112,16 @@ class TrialRunner:
             return walk.starting_recipe(self.recipe)
         return settings.with_setting(self.best.recipe, step.path, step.value)
 
+    def try_or_skip(self, step: SettingStep, keep: Callable[[ClimbTrial], None]) -> ClimbTrial | None:
+        """Try a step and `keep` its result; None if there is a reason not to try it."""
+        if reason := self.reason_to_skip(step):
+            self.skip(step.change, reason)
+            return None
+        trial = self.try_step(step)
+        keep(trial)
+        self.notify("done", trial)
+        return trial
+
     def try_step(self, step: SettingStep) -> ClimbTrial:
         """Start, verify, measure and judge one step. A failure is its result, not an exception."""
         began = time.monotonic()
@@ -336,13 +346,8 @@ def climb(
     for step in list_steps(recipe):
         if any(trial.change == step.change for trial in climber.trials):
             continue
-        if reason := climber.reason_to_skip(step):
-            climber.skip(step.change, reason)
-            continue
-        trial = climber.try_step(step)
-        climber.add_trial(trial)
-        notify("done", trial)
-        if step.group == "start" and not trial.kept:
+        trial = climber.try_or_skip(step, climber.add_trial)
+        if trial and step.group == "start" and not trial.kept:
             break
     climber.save_table(ended=True)
     best = climber.best

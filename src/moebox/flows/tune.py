@@ -115,7 +115,7 @@ class Tuner(TrialRunner):
         self.update()
         settings = self.list_settings()
         if not self.trials:
-            self.try_start()
+            self.try_or_skip(SettingStep(group="start"), self.add_trial)
         if self.best is None:
             return
         reserve = RESERVED * self.trials[0].seconds
@@ -128,15 +128,8 @@ class Tuner(TrialRunner):
             caps, best_cap_w = sweep_caps(self, self.best.recipe)
             self.update(caps=caps, best_cap_w=best_cap_w)
 
-    def try_start(self) -> None:
-        step = SettingStep(group="start")
-        reason = self.reason_to_skip(step)
-        if reason:
-            self.skip(step.change, reason)
-            return
-        trial = self.try_step(step)
-        self.add_trial(trial)
-        self.notify("done", trial)
+    def keep_finalist(self, trial: ClimbTrial) -> None:
+        self.update(finalists=(*self.state.finalists, trial))
 
     def list_settings(self) -> dict[str, list[Flag]]:
         """Settings and values that can be tried on this box; the others are skipped with a reason."""
@@ -287,12 +280,9 @@ class Tuner(TrialRunner):
             if trial is None:
                 if not self.budget.can_afford(RESERVED * self.trials[0].seconds):
                     return
-                if reason := self.reason_to_skip(step):
-                    self.skip(step.change, reason)
-                    continue
-                trial = self.try_step(step)
-                self.update(finalists=(*self.state.finalists, trial))
-                self.notify("done", trial)
+                trial = self.try_or_skip(step, self.keep_finalist)
+            if trial is None:
+                continue
             if trial.verdict != "fail" and not trial.why.startswith(ANSWERS_DIFFER):
                 passed += 1
                 queue = [row for row in queue if row[1] == left_out or not left_out or left_out not in row[0]]
