@@ -94,11 +94,9 @@ def correctness_cell(record: RunRecord) -> AssessmentCell:
             text = f"not checked: interrupted in {record.interrupted_step}"
         return AssessmentCell(name="right", text=text, tone="quiet", detail=jobs)
     failed, warned = record.check_names("fail"), record.warned_names(known=False)
-    known = record.warned_names(known=True)
+    named = {"failed": failed, "warnings": warned, "known quirks of the engine": record.warned_names(known=True)}
     parts = [record.check_count_text]
-    parts += [f"failed: {', '.join(failed)}"] if failed else []
-    parts += [f"warnings: {', '.join(warned)}"] if warned else []
-    parts += [f"known quirks of the engine: {', '.join(known)}"] if known else []
+    parts += [f"{title}: {', '.join(names)}" for title, names in named.items() if names]
     quirks = [f"{check.name}: known quirk of {quirk}" for check in record.failed_checks for quirk in check.habits]
     is_partial = record.verdict_is_partial or unfinished or bool(record.tasks and record.tasks.unfinished_jobs)
     tone: Tone = "bad" if failed else "warn" if warned or is_partial or record.interrupted_step else "good"
