@@ -5,8 +5,10 @@ from dataclasses import dataclass, replace
 
 from moebox.core import catalogue
 from moebox.data import FOLDER
+from moebox.tasks.job import Level
 
 _WORDS = catalogue.load_table("tasks/parts")["words"]
+Sizes = dict[Level, tuple[int, int]]
 THINGS, PLACES, PEOPLE, COLOURS = (_WORDS[name].split() for name in ("things", "places", "people", "colours"))
 
 
