@@ -106,9 +106,7 @@ def _run_block(
     options: TaskOptions,
     notify: Callable[[str, JobResult], None],
 ) -> list[JobResult]:
-    worker = OwnAgent(
-        ReplySettings(endpoint=endpoint, api=options.api, temperature=options.temperature, thinking=options.thinking)
-    )
+    worker = OwnAgent(ReplySettings(endpoint=endpoint))
     task_run = runner.prepare_task_run(endpoint, wanted, worker, options)
     listener = JobListener(on_end=lambda result: notify(side, result))
     mine = run.make_folder(side)

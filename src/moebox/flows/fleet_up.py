@@ -98,10 +98,6 @@ def save_fleet(record: FleetRecord) -> FleetRecord:
     return record
 
 
-def forget_fleet(name: str) -> None:
-    (fleets_dir() / f"{name}.json").unlink(missing_ok=True)
-
-
 def list_fleets() -> list[FleetRecord]:
     paths = sorted(fleets_dir().glob("*.json")) if fleets_dir().is_dir() else []
     return [codec.decode(FleetRecord, codec.load_json(path), where=str(path)) for path in paths]
@@ -377,5 +373,5 @@ def stop_fleet(record: FleetRecord) -> list[str]:
         if instance in known:
             stop_instance(known[instance])
             stopped.append(name)
-    forget_fleet(record.name)
+    (fleets_dir() / f"{record.name}.json").unlink(missing_ok=True)
     return stopped
