@@ -209,8 +209,8 @@ def _run_git(tree: str, *words: str) -> str:
     refuse_if(not Path(tree).is_dir(), f"{tree}: not a source tree", hint="--source names a git repository")
     argv = ["git", "-C", tree, *words]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, env=chosen_environment())
-    if done.returncode:
-        raise BadInput(f"{tree}: {done.stderr.strip().splitlines()[0][:200] if done.stderr.strip() else 'git failed'}")
+    text = f"{tree}: {done.stderr.strip().splitlines()[0][:200] if done.stderr.strip() else 'git failed'}"
+    refuse_if(done.returncode, text)
     return done.stdout
 
 

@@ -9,7 +9,7 @@ from moebox.core.box import Box
 from moebox.core.deployment import Deployment
 from moebox.core.plan import Memory
 from moebox.core.recipe import Recipe
-from moebox.errors import BadInput
+from moebox.errors import refuse_if
 from moebox.fleet.cost import Cost, Prices, fleet_cost
 from moebox.fleet.simulate import BoxModel, FleetOutcome, FleetQuestion
 from moebox.fleet.size import MAX_BOXES, SizedFleet, size_fleet
@@ -61,8 +61,8 @@ class FleetPlan:
 
 def make_candidate(deployment: Deployment, memory: Memory) -> FleetCandidate:
     box, recipe = deployment.required_box, deployment.recipe
-    if memory.kv_tokens < 1:
-        raise BadInput(f"{recipe.name} on {box.name} leaves no room for a cache", hint="`moebox plan` shows the memory")
+    hint = "`moebox plan` shows the memory"
+    refuse_if(memory.kv_tokens < 1, f"{recipe.name} on {box.name} leaves no room for a cache", hint=hint)
     speed = Speed.for_deployment(deployment)
     rules = scheduler_rules(recipe, memory.kv_tokens, speed, memory)
     return FleetCandidate(box=box, recipe=recipe, model=BoxModel(name=box.name, speed=speed, rules=rules))

@@ -9,7 +9,7 @@ from moebox import yaml_text as yaml
 from moebox.checkpoint import deploy
 from moebox.core.recipe import Recipe
 from moebox.data import FOLDER
-from moebox.errors import BadInput
+from moebox.errors import refuse_if
 from moebox.fleet import routers
 from moebox.fleet.file import Fleet, RouterKind, read_fleet, recipe_path, served_name
 from moebox.flows.recipes import box_for_recipe, load_recipe, refuse_misfit
@@ -35,8 +35,7 @@ def render_fleet(
     fleet = read_fleet(path)
     if kind:
         fleet = replace(fleet, router=replace(fleet.router, kind=kind))
-    if not fleet.router.port:
-        raise BadInput(f"{path}: router.port: a rendered fleet needs a fixed port", hint="e.g. 8080")
+    refuse_if(not fleet.router.port, f"{path}: router.port: a rendered fleet needs a fixed port", hint="e.g. 8080")
     recipes = _read_recipes(fleet, path)
     for member in fleet.member:
         if member.name in recipes and not force:

@@ -15,7 +15,7 @@ from moebox import codec, http, loose
 from moebox.checkpoint import deploy
 from moebox.core.endpoint import Endpoint, endpoint_from_url
 from moebox.core.recipe import Recipe
-from moebox.errors import BadInput, ExternalError, suggest_names
+from moebox.errors import BadInput, ExternalError, refuse_if, suggest_names
 from moebox.files import write_atomic
 from moebox.fleet import routers
 from moebox.fleet.file import Member, RouterSettings, read_fleet, recipe_path, served_name
@@ -109,12 +109,10 @@ def find_fleet(name: str) -> FleetRecord:
     if not known:
         raise ExternalError("no fleet is running", hint="`moebox fleet up FILE` starts one")
     matching = [fleet for fleet in known if fleet.matches_name(name)]
-    if not matching:
-        hint = suggest_names(name, [fleet.name for fleet in known])
-        raise BadInput(f"no fleet called {name!r} is running", hint=hint)
-    if len(matching) > 1:
-        hint = ", ".join(fleet.name for fleet in matching)
-        raise BadInput(f"{len(matching)} fleets are running: name one", hint=hint)
+    hint = suggest_names(name, [fleet.name for fleet in known])
+    refuse_if(not matching, f"no fleet called {name!r} is running", hint=hint)
+    hint = ", ".join(fleet.name for fleet in matching)
+    refuse_if(len(matching) > 1, f"{len(matching)} fleets are running: name one", hint=hint)
     return matching[0]
 
 
@@ -155,8 +153,7 @@ def find_router_program(router: RouterSettings) -> str:
     if router.python:
         path = Path(router.python).expanduser()
         path = path / "bin" / "python" if path.is_dir() else path
-        if not path.exists():
-            raise BadInput(f"router.python: {path} not found", hint="a virtual environment, or a Python")
+        refuse_if(not path.exists(), f"router.python: {path} not found", hint="a virtual environment, or a Python")
         python = str(path)
     else:
         script = shutil.which(router.kind)
@@ -179,8 +176,8 @@ def start_fleet(
     fleet = read_fleet(path)
     if any(record.name == fleet.name for record in list_fleets()):
         raise BadInput(f"a fleet called {fleet.name} is running already", hint=f"`moebox fleet down {fleet.name}`")
-    if not fleet.member:
-        raise BadInput(f"{path}: a fleet without members has nothing to start", hint="[[member]] in the fleet file")
+    hint = "[[member]] in the fleet file"
+    refuse_if(not fleet.member, f"{path}: a fleet without members has nothing to start", hint=hint)
     if twins:  # routers that pass on the client's key need the same key for all members
         fleet = replace(fleet, router=replace(fleet.router, key_env=fleet.router.key_env or TWIN_KEY))
     recipes = {member.name: load_recipe(recipe_path(path, member)) for member in fleet.member if member.recipe}
@@ -290,9 +287,8 @@ def _find_member(member: Member, model: str) -> MemberRecord:
         problem = http.error_text(reply.text)
         raise ExternalError(f"{member.name}: {member.url} does not answer: {problem}", hint="is it up?")
     served = {loose.get_text(row, "id"): row for row in loose.get_objects(reply.json(), "data")}
-    if model not in served:
-        names = ", ".join(served) or "nothing"
-        raise BadInput(f"{member.name}: {member.url} serves {names}, the fleet {model}")
+    names = ", ".join(served) or "nothing"
+    refuse_if(model not in served, f"{member.name}: {member.url} serves {names}, the fleet {model}")
     context = member.context or int(loose.get_number(served[model], "max_model_len", "meta.n_ctx") or 0)
     return MemberRecord(
         name=member.name, base_url=endpoint.base_url, engine=member.engine, context=context, key_env=member.key_env

@@ -19,7 +19,7 @@ from moebox.core.quirks import first_unexpected_failure
 from moebox.core.recipe import Hybrid, Recipe
 from moebox.core.verdict import CheckResults
 from moebox.engines.engine import load_engine
-from moebox.errors import AnswerIsNo, BadInput, MoeboxError, Unsupported
+from moebox.errors import AnswerIsNo, MoeboxError, Unsupported, refuse_if
 from moebox.loose import get_number
 from moebox.serve.dummy import write_gguf
 from moebox.serve.facts import CHAT_TIMEOUT_S
@@ -99,8 +99,7 @@ def reduce_recipe(deployment: Deployment, dummy: Path, layers: int) -> tuple[Rec
     except MoeboxError as problem:
         raise Unsupported(f"cannot rehearse {recipe.name}: {problem.message}", hint=problem.hint) from None
     kept = layers or fewest_layers(model, recipe)
-    if kept > model.layers or kept < 1:
-        raise BadInput(f"--layers {kept}: {model.title} has {model.layers}")
+    refuse_if(kept > model.layers or kept < 1, f"--layers {kept}: {model.title} has {model.layers}")
     notes = [f"{model.layers - kept} of {model.layers} layers are left out", *ALWAYS]
     small = recipe.with_port(0)
     if recipe.speculate:

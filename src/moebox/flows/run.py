@@ -21,7 +21,7 @@ from moebox.core.recipe import PlannedFor, Recipe
 from moebox.core.verdict import Mark
 from moebox.detect.stall import DEFAULT_LIMITS, STANDS_STILL, ServerStalled
 from moebox.doctor.logs import is_transient
-from moebox.errors import AnswerIsNo, BadInput, ExternalError, MoeboxError
+from moebox.errors import AnswerIsNo, ExternalError, MoeboxError, refuse_if
 from moebox.flows import recipes
 from moebox.flows.live_engine import LiveEngine
 from moebox.flows.pipeline import BY_HAND, REPORT, DiskFull, raise_disk_full, save_pipeline
@@ -374,8 +374,7 @@ class Runner:
 
             best = self.run.path / BEST_FILE
             path = best if best.exists() else path
-        if not path.exists():
-            raise BadInput(f"{self.run.path} has no recipe yet", hint="the plan is the first step")
+        refuse_if(not path.exists(), f"{self.run.path} has no recipe yet", hint="the plan is the first step")
         recipe = codec.read_toml(Recipe, path)
         if not self.request.is_rehearsal or self.request.port is not None:
             return recipe

@@ -22,7 +22,7 @@ from typing import Literal
 from moebox import codec, files
 from moebox.checkpoint import deploy
 from moebox.core.recipe import Recipe
-from moebox.errors import BadInput, ExternalError, MoeboxError
+from moebox.errors import BadInput, ExternalError, MoeboxError, refuse_if
 from moebox.flows.recipes import saved_recipes_dir
 from moebox.serve import preflight, state
 from moebox.serve.session import PATIENCE_S, launch_engine, prepare_launch
@@ -194,10 +194,9 @@ def apply_switch(journal: SwitchJournal) -> SwitchJournal:
 def roll_back(name: str = "") -> SwitchJournal:
     """Return to the recipe before the last applied upgrade, of `name` if one is given."""
     applied = [journal for journal in list_journals("applied") if name in ("", journal.name, journal.file)]
-    if not applied:
-        raise BadInput(f"no applied upgrade{f' of {name}' if name else ''} to return from")
-    if len(applied) > 1 and not name:
-        raise BadInput("several upgrades are applied: name one", hint=", ".join(each.name for each in applied))
+    refuse_if(not applied, f"no applied upgrade{f' of {name}' if name else ''} to return from")
+    hint = ", ".join(each.name for each in applied)
+    refuse_if(len(applied) > 1 and not name, "several upgrades are applied: name one", hint=hint)
     with contextlib.closing(state.Lease(f"upgrade-{safe_name(applied[0].name)}", f"rollback (process {os.getpid()})")):
         serving = live_instances(applied[0].name)
         live = None

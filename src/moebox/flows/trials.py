@@ -283,8 +283,8 @@ def load_trials(recipe: Recipe, run: Run, effort: ClimbEffort, command: str) -> 
         save_effort(effort, run)
         run.add_event(event.ClimbBegan(recipe=recipe.name, command=command))
         return []
-    if codec.read_toml(Recipe, start) != recipe:
-        raise BadInput(f"{run.path} began with another recipe", hint=f"its recipe is {start}")
+    hint = f"its recipe is {start}"
+    refuse_if(codec.read_toml(Recipe, start) != recipe, f"{run.path} began with another recipe", hint=hint)
     table = run.read_json(TABLE_FILE) or {"steps": []}
     rows = table.get("steps") if isinstance(table, dict) else None
     path = run.path / TABLE_FILE

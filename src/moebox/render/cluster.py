@@ -9,7 +9,7 @@ from moebox.engines import LaunchNode, build_launch
 from moebox.engines.assemble import download_variable, image_name, split_at_image, uses_gpus, weights_folder
 from moebox.engines.kv_store import store_folder
 from moebox.engines.reasons import variable_reason
-from moebox.errors import BadInput, refuse_if
+from moebox.errors import refuse_if
 from moebox.render import machine, options, quoting
 from moebox.render.pieces import Context, ListItem, kubernetes_value, launch_pieces
 from moebox.render.quoting import variable_slot
@@ -130,7 +130,6 @@ def split_objects(text: str) -> dict[str, str]:
     for document in ("".join(lines[cut:]), *rest):
         kinds = (line.partition(":")[2].strip() for line in document.splitlines() if line.startswith("kind:"))
         kind = next(kinds, "")
-        if kind not in FILES:
-            raise BadInput(f"a Kubernetes object of kind {kind!r} has no file in a kustomize base")
+        refuse_if(kind not in FILES, f"a Kubernetes object of kind {kind!r} has no file in a kustomize base")
         files[FILES[kind]] = head + document.rstrip("\n") + "\n"
     return files

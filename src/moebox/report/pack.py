@@ -50,8 +50,7 @@ ABOUT = {
 
 def pack_runs(runs: Sequence[Run], target: Path, *, pdf: bool = True) -> tuple[Path, list[str]]:
     """Write a folder, or an archive if `target` ends in .tar.gz or .tgz. Return its path and what was left out."""
-    if not runs:
-        raise BadInput("name the runs to pack", hint="`moebox runs` lists them")
+    refuse_if(not runs, "name the runs to pack", hint="`moebox runs` lists them")
     is_archive = target.name.endswith((".tar.gz", ".tgz"))
     if not is_archive and target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise BadInput(f"{target}: already exists", hint="name a new folder, or an empty one")

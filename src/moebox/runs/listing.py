@@ -14,7 +14,7 @@ from moebox import codec, files
 from moebox.core.engine_event import AttemptReady
 from moebox.core.recipe import Recipe
 from moebox.core.upgrade_result import UPGRADE_FILE, UpgradeResult
-from moebox.errors import BadInput, suggest_names
+from moebox.errors import BadInput, refuse_if, suggest_names
 from moebox.loose import Document, get_number
 from moebox.runs.reader import RECIPES, FolderReader, folder_time, read_run
 from moebox.runs.record import RunRecord, RunVerdict
@@ -234,9 +234,8 @@ def recipe_history(name: str, *, runs: Path | None = None) -> list[HistoryRow]:
             note=summary.failed,
         )
         rows.append(new_row)
-    if not rows:
-        text = f"no run of a recipe called {name!r}"
-        raise BadInput(text, hint=suggest_names(name, sorted(names)) if names else None)
+    hint = suggest_names(name, sorted(names)) if names else None
+    refuse_if(not rows, f"no run of a recipe called {name!r}", hint=hint)
     return mark_regressions(rows)
 
 

@@ -15,7 +15,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from moebox.errors import BadInput
+from moebox.errors import refuse_if
 from moebox.flows.watch import SHOWN, EndpointWatcher
 from moebox.report.charts import ChartAxis, ChartSeries, draw_lines
 from moebox.serve import state
@@ -43,8 +43,7 @@ def find_engine(name: str) -> state.Instance:
 async def stop_engine(request: Request, *, site: WebSite) -> Response:
     """Stop an engine as `moebox down` does."""
     instance = await run_in_threadpool(find_engine, request.path_params["name"])
-    if not instance.is_alive:
-        raise BadInput(f"{instance.id} is not running")
+    refuse_if(not instance.is_alive, f"{instance.id} is not running")
     await run_in_threadpool(stopping.stop_instance, instance)
     return JSONResponse({"stopped": instance.id})
 

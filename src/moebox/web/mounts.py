@@ -7,7 +7,7 @@ import contextlib
 import os
 import threading
 
-from moebox.errors import BadInput
+from moebox.errors import BadInput, refuse_if
 
 TIMEOUT_S = 3.0  # for a disk to answer whether a file exists
 MAX_BLOCKED = 8  # paths that block a thread; beyond this no further path is tried
@@ -35,8 +35,8 @@ class DiskProbe:
             self._threads = {known: thread for known, thread in self._threads.items() if thread.is_alive()}
             if path in self._threads:
                 return self._threads[path]
-            if len(self._threads) >= MAX_BLOCKED:
-                raise BadInput(f"{path}: {MAX_BLOCKED} other paths do not answer; no further one is tried")
+            text = f"{path}: {MAX_BLOCKED} other paths do not answer; no further one is tried"
+            refuse_if(len(self._threads) >= MAX_BLOCKED, text)
             thread = threading.Thread(target=stat_path, args=(path,), daemon=True)
             thread.start()
             self._threads[path] = thread

@@ -71,8 +71,7 @@ async def show_error(request: Request, problem: Exception) -> Response:
 async def read_form(request: Request) -> dict[str, str]:
     """Read the text fields of a JSON body. Raise BadInput for anything else."""
     body = await request.body()
-    if len(body) > MAX_FORM_BYTES:
-        raise BadInput("the form is too large")
+    refuse_if(len(body) > MAX_FORM_BYTES, "the form is too large")
     try:
         fields = await request.json()
     except ValueError:

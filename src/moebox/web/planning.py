@@ -22,7 +22,7 @@ from moebox.core.deployment import Deployment
 from moebox.core.plan import Goal, Plan
 from moebox.core.recipe import EngineName
 from moebox.core.setting import flag_words
-from moebox.errors import BadInput, MoeboxError, UnknownName
+from moebox.errors import MoeboxError, UnknownName, refuse_if
 from moebox.flows import recipes
 from moebox.planner.constraints import Constraints
 from moebox.planner.speed import Speed
@@ -87,8 +87,7 @@ def default_box() -> str:
 def parse_count(query: Mapping[str, str], name: str) -> int:
     """Parse a count; 0 and none at all leave it to the planner."""
     text = query.get(name) or "0"
-    if not text.isascii() or not text.isdigit() or len(text) > 9:
-        raise BadInput(f"{name} {text!r} is not a count")
+    refuse_if(not text.isascii() or not text.isdigit() or len(text) > 9, f"{name} {text!r} is not a count")
     return int(text)
 
 

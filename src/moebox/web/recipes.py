@@ -12,7 +12,7 @@ from moebox import api, codec, engines, files
 from moebox.assess.format import format_number
 from moebox.checkpoint import deploy
 from moebox.core.recipe import Recipe
-from moebox.errors import BadInput, MoeboxError, suggest_names
+from moebox.errors import MoeboxError, refuse_if, suggest_names
 from moebox.flows import recipes
 from moebox.flows.recipes import find_recipe_misfit
 from moebox.report.block import Block, Prose, ReportTable, TableCell, TableColumn
@@ -108,13 +108,11 @@ async def save_recipe(request: Request, *, site: WebSite) -> Response:
 def store_recipe(fields: dict[str, str]) -> Path:
     """Check a recipe and write its file, if it is not a shipped one as it is. A shipped recipe is never overwritten."""
     name, text = fields.get("name", "").strip(), fields.get("text", "")
-    if not NAME.fullmatch(name):
-        raise BadInput(f"name {name!r}: lower-case letters, digits, dots and dashes")
+    refuse_if(not NAME.fullmatch(name), f"name {name!r}: lower-case letters, digits, dots and dashes")
     shipped = recipes.shipped_recipes().get(name)
     if shipped and codec.read_text(shipped).split() == text.split():
         return shipped
-    if shipped:
-        raise BadInput(f"{name} ships with moebox", hint="save it under another name")
+    refuse_if(shipped, f"{name} ships with moebox", hint="save it under another name")
     parse_recipe(text)
     path = recipes.saved_recipes_dir() / f"{name}.toml"
     with files.report_write_errors(path):

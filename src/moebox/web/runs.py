@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 
 from moebox import files
-from moebox.errors import BadInput, ExternalError
+from moebox.errors import BadInput, ExternalError, refuse_if
 from moebox.report.files import make_page
 from moebox.report.page import render_html
 from moebox.runs.listing import RunSummary, list_summaries
@@ -97,8 +97,7 @@ async def show_report(request: Request, *, site: WebSite) -> Response:
 async def compare_runs(request: Request, *, site: WebSite) -> Response:
     """Show several runs side by side; the report states if they must not be compared."""
     names = list(dict.fromkeys(request.query_params.getlist("run")))
-    if not 2 <= len(names) <= 20:
-        raise BadInput("tick 2 to 20 runs to compare", hint="the boxes before their names")
+    refuse_if(not 2 <= len(names) <= 20, "tick 2 to 20 runs to compare", hint="the boxes before their names")
     chosen = [find_run(name, site) for name in names]
     text = await run_in_threadpool(lambda: render_html(make_page(chosen), home="/runs"))
     return HTMLResponse(text, headers={"Cache-Control": "no-store"})
@@ -156,8 +155,7 @@ def run_command(fields: dict[str, str]) -> list[str]:
     words += ["--twin"] if fields.get("twin") else []
     words += ["--keep"] if fields.get("keep") else []
     model = fields.get("model", "").strip()
-    if model.startswith("-"):
-        raise BadInput(f"model {model!r}: a name, a folder or a .gguf file")
+    refuse_if(model.startswith("-"), f"model {model!r}: a name, a folder or a .gguf file")
     return [*words, model] if model else words
 
 
@@ -210,8 +208,7 @@ async def stop_run(request: Request, *, site: WebSite) -> Response:
 
 def interrupt_run(run: Run) -> None:
     """Send SIGINT to the process that works on the run; it must hold the lock, since a stored pid may be reused."""
-    if not run.is_locked:
-        raise BadInput(f"{run.id} is not running")
+    refuse_if(not run.is_locked, f"{run.id} is not running")
     path = run.path / ".lock"
     with contextlib.suppress(OSError, ValueError):
         pid = int(path.read_text())
