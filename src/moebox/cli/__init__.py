@@ -59,7 +59,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "twin": ("moebox.cli.twin:twin", "Serve a simulation of a box you do not own, in real time."),
     "recipes": ("moebox.cli.recipes:recipes", "List recipes: shipped, saved, of runs; and how each did."),
     "up": ("moebox.cli.up:up", "Start a recipe's engine and wait until it answers."),
-    "switch": ("moebox.cli.switch:switch", "Serve several models at one address, as many at a time as fit."),
+    "switch": ("moebox.cli.twin:switch", "Serve several models at one address, as many at a time as fit."),
     "ps": ("moebox.cli.ps:ps", "List the engines that moebox started."),
     "logs": ("moebox.cli.ps:logs", "Print or follow an engine's log."),
     "down": ("moebox.cli.ps:down", "Stop an engine and everything it started."),
