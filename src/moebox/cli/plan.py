@@ -19,6 +19,10 @@ from moebox.errors import DoesNotFit, refuse_if
 from moebox.flows import recipes
 from moebox.loose import Document
 
+# Keys of the JSON document that are fields of a plan.
+PLAN_KEYS: tuple[str, ...] = ("box", "goal", "recipe", "forecast", "answer_tok_s", "reasons", "warnings")
+PLAN_KEYS += ("alternatives", "refused", "why", "measured", "basis")
+
 
 def plan(
     model: str,
@@ -111,9 +115,7 @@ def plan_document(chosen: Plan) -> Document:
         for device in memory.devices
     ]
     return {
-        "box": chosen.box,
-        "goal": chosen.goal,
-        "recipe": chosen.recipe,
+        **{name: getattr(chosen, name) for name in PLAN_KEYS},
         "memory": {
             "per_device": devices,
             "kv_tokens": memory.kv_tokens,
@@ -121,14 +123,5 @@ def plan_document(chosen: Plan) -> Document:
             "requests_of_context": memory.held_sequences(chosen.recipe.context, chosen.recipe.context),
             "fits": memory.fits,
         },
-        "forecast": chosen.forecast,
-        "answer_tok_s": chosen.answer_tok_s,
-        "reasons": chosen.reasons,
-        "warnings": chosen.warnings,
-        "alternatives": chosen.alternatives,
-        "refused": chosen.refused,
-        "why": chosen.why,
-        "measured": chosen.measured,
-        "basis": chosen.basis,
         "known_divergence": list(known_divergences(chosen.recipe.model)),
     }

@@ -158,13 +158,9 @@ def render_html(page: ReportPage, *, home: str = "") -> str:
         jinja_environment()
         .get_template("report.html")
         .render(
+            page=page,
             home=home,
-            title=page.title,
-            subtitle=page.subtitle,
-            date=page.date,
-            made=page.made,
             version=__version__,
-            simulation=page.simulated_runs,
             live=any(record.live for record in page.records),
             runs=[
                 {
@@ -177,7 +173,6 @@ def render_html(page: ReportPage, *, home: str = "") -> str:
                 for index, record in enumerate(page.records)
             ],
             links=[section.id for section in page.sections],
-            sections=page.sections,
             light=Markup(css_variables(LIGHT)),  # noqa: S704
             dark=Markup(css_variables(DARK)),  # noqa: S704
             style=style_sheet(),
