@@ -21,7 +21,7 @@ from moebox.core.engine_event import ServiceRestarted
 from moebox.core.metrics import find_metric, parse_prometheus
 from moebox.detect.stall import StallLimits, StallWatch, last_log_lines
 from moebox.errors import ExternalError
-from moebox.files import write_atomic
+from moebox.files import config_home, write_atomic
 from moebox.render import render_service_unit
 from moebox.render.quoting import make_slug
 from moebox.serve.facts import HEALTH_TIMEOUT_S, ChatProbe
@@ -100,8 +100,7 @@ class Service:
         with StallWatch(session.endpoint, StallLimits(still_s=self.settings.stall_s)) as stall:
             while not self.stop.wait(LOOK_S):
                 notify_systemd("WATCHDOG=1")
-                while session.watch.read_new_lines():
-                    pass
+                session.read_log()
                 if not session.is_alive:
                     if session.instance.guard_state.asked:  # `moebox down` stops the service too
                         self.stop.set()
@@ -188,8 +187,7 @@ def install_unit(deployment: Deployment, recipe: str, settings: Sequence[str]) -
     given = [str(Path(recipe).resolve())] if Path(recipe).is_file() else [recipe]
     command = [sys.executable, "-m", "moebox", "up", *given, "--service"]
     command += [word for setting in settings for word in ("--set", setting)]
-    home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    path = Path("/etc/systemd/system") if system else home / "systemd" / "user"
+    path = Path("/etc/systemd/system") if system else config_home() / "systemd" / "user"
     name = f"moebox-{make_slug(deployment.recipe.name)}"
     path.mkdir(parents=True, exist_ok=True)
     write_atomic(path / f"{name}.service", render_service_unit(deployment, command, system=system), mode=0o644)
