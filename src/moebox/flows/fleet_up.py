@@ -99,7 +99,7 @@ def save_fleet(record: FleetRecord) -> FleetRecord:
 
 
 def list_fleets() -> list[FleetRecord]:
-    paths = sorted(fleets_dir().glob("*.json")) if fleets_dir().is_dir() else []
+    paths = sorted(fleets_dir().glob("*.json"))
     return [codec.decode(FleetRecord, codec.load_json(path), where=str(path)) for path in paths]
 
 

@@ -152,7 +152,7 @@ class Service:
     def guard_disk(self) -> None:
         """Remove old incidents; raise ExternalError if too little of the disk is free to start an engine."""
         folder = self.run.path / "incidents"
-        kept = sorted(folder.glob("*.json")) if folder.is_dir() else []
+        kept = sorted(folder.glob("*.json"))
         least = self.settings.min_free_gib * 2**30
         while kept and (len(kept) > KEPT_INCIDENTS or shutil.disk_usage(self.run.path).free < least):
             kept.pop(0).unlink(missing_ok=True)

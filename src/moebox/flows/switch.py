@@ -68,7 +68,7 @@ def save_journal(journal: SwitchJournal, **fields: object) -> SwitchJournal:
 def list_journals(*phases: Phase) -> list[SwitchJournal]:
     """Journals in these phases, newest first."""
     found = []
-    for path in journals_dir().glob("*.json") if journals_dir().is_dir() else ():
+    for path in journals_dir().glob("*.json"):
         with contextlib.suppress(BadInput, FileNotFoundError):
             journal = codec.decode(SwitchJournal, codec.load_json(path), where=str(path))
             found += [journal] if journal.phase in phases else []

@@ -35,7 +35,7 @@ def calibrations_dir() -> Path:
 def stored_calibrations() -> StoredCalibrations:
     folder = calibrations_dir()
     found, unreadable = [], []
-    for path in sorted(folder.glob("*.json")) if folder.is_dir() else []:
+    for path in sorted(folder.glob("*.json")):
         try:
             found.append(read_calibration(path))
         except BadInput as problem:
