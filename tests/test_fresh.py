@@ -63,7 +63,7 @@ print(json.dumps(failed))
 HELPER = """
 import json, os, sys
 import cyclopts, httpx2, jinja2, msgspec, psutil, rich.console, rich.table, starlette.applications, uvicorn
-import moebox.flows.climb, moebox.flows.run, moebox.planner.choose, moebox.report.page
+import moebox.flows.trials, moebox.flows.run, moebox.planner.choose, moebox.report.page
 from moebox.cli import COMMANDS, GROUPS, main
 
 os.environ["COLUMNS"] = "80"

@@ -16,9 +16,9 @@ from moebox.bench.generator.recorder import ReplyRecorder
 from moebox.core.endpoint import Endpoint, endpoint_from_url
 from moebox.core.verdict import HttpExchange
 from moebox.errors import AnswerIsNo
-from moebox.flows.fleet_streams import run_streams
+from moebox.flows.fleet_loss import run_streams
 from moebox.serve.callcheck import call_as_client
-from moebox.stream.exchange import send_request
+from moebox.stream.exchange import StreamExchange
 from moebox.stream.sse import EventParser, parse_events
 from moebox.verify.completions import parse_chat_stream
 from moebox.web.chat import stream_reply
@@ -77,10 +77,11 @@ def serving(stream: bytes, *, pieces: int = 5, hangs_up: bool = True) -> Iterato
 
 @each_way
 def test_an_agents_reply(stream: bytes) -> None:
-    with serving(stream) as endpoint:
-        reply = send_request(endpoint, {})
+    with serving(stream) as endpoint, StreamExchange(endpoint, {}) as exchange:
+        events = [event for _, event in exchange]
 
-    assert (reply.error, reply.text, reply.finish, reply.done) == ("", TEXT, "stop", True)
+    assert ("".join(event.error for event in events), "".join(event.text for event in events)) == ("", TEXT)
+    assert (next(event.finish for event in events if event.finish), exchange.done) == ("stop", True)
 
 
 @each_way

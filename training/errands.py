@@ -20,7 +20,7 @@ from moebox.phantom import vocabulary as words
 from moebox.phantom.question import Grade, ModelReply, Question
 from moebox.phantom.tool_questions import TOOLS
 from moebox.tasks import agent
-from moebox.tasks.families import errand, material
+from moebox.tasks.families import material, text_jobs
 from moebox.tasks.job import AgentJob, JobDraft
 from moebox.tasks.reply import AgentReply as Said
 from moebox.tasks.reply import ReplySettings, request_body
@@ -92,7 +92,7 @@ def _job(rng: random.Random, spread: int) -> tuple[AgentJob, str, str]:
     place = rng.choice((rng.choice(material.PLACES), words.invent_word(rng), words.draw_word(rng)))
     title = f"{place}_{rng.randint(100, 999)}" if rng.random() < 0.8 else place
     wanted = rng.choice(list(values))
-    drawn: JobDraft = errand.errand_draft(title, values, wanted, spread)
+    drawn: JobDraft = text_jobs.errand_draft(title, values, wanted, spread)
     job = AgentJob(family="errand", level="easy", seed=0, **asdict(drawn) | {"checks": drawn.checks})
     return job, wanted, str(values[wanted])
 

@@ -63,9 +63,9 @@ UNLOADABLE = ("no engine is known", "(pickle)")  # in notes on a model that are 
 
 def detect_box(name: str | None = None, *, ram: str = "", ram_bandwidth: str = "") -> Box:
     """Return this machine, or the box called `name` (COUNTxGPU or a TOML file), with its calibrations."""
-    from moebox.flows import boxes
+    from moebox.flows import recipes
 
-    return boxes.calibrated_box(name, ram=ram, ram_bandwidth=ram_bandwidth)
+    return recipes.calibrated_box(name, ram=ram, ram_bandwidth=ram_bandwidth)
 
 
 def plan(
@@ -85,7 +85,7 @@ def plan(
     from moebox.checkpoint import FORMATS_SEEN, look_up_model
     from moebox.core import validation
     from moebox.core.plan import PlanWarning
-    from moebox.flows import boxes, recipes
+    from moebox.flows import recipes
     from moebox.planner.choose import choose_plan
     from moebox.planner.constraints import Constraints
 
@@ -106,7 +106,7 @@ def plan(
         for text in texts
     )
     chosen = replace(chosen, warnings=(*notes, *chosen.warnings))
-    chosen = boxes.with_planned_box(chosen, box, ram=ram, ram_bandwidth=ram_bandwidth)
+    chosen = recipes.with_planned_box(chosen, box, ram=ram, ram_bandwidth=ram_bandwidth)
     validation.validate_recipe(chosen.recipe)  # `up` would refuse it
     return chosen
 
@@ -125,7 +125,7 @@ def forecast(
     """
     from moebox.checkpoint import deploy
     from moebox.engines import check_recipe, memory_budget
-    from moebox.flows import boxes
+    from moebox.flows import recipes
     from moebox.planner.forecast import decode_rows, serving_rows
     from moebox.planner.kv_tiers import cache_tiers
     from moebox.planner.rate import sizes_up_to
@@ -133,7 +133,7 @@ def forecast(
     from moebox.planner.speed import Speed
 
     recipe = _load_recipe(recipe)
-    deployment = deploy(recipe, boxes.box_for_recipe(recipe, box))
+    deployment = deploy(recipe, recipes.box_for_recipe(recipe, box))
     check_recipe(deployment)
     deployment = deployment.with_default_context()
     memory, speed = memory_budget(deployment), Speed.for_deployment(deployment)
@@ -167,11 +167,7 @@ def up(recipe: Recipe | str, *, runs: Path | None = None, patience_s: float = 90
     require_engine(deployment)
     run = Run.create(deployment.recipe.name, runs=runs)
     session = launch_engine(prepare_launch(deployment, name=run.id), run)
-    try:
-        session.wait_ready(patience_s=patience_s)
-    except BaseException:
-        session.stop()
-        raise
+    session.wait_ready(patience_s=patience_s)
     return session
 
 

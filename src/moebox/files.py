@@ -214,11 +214,6 @@ def _remove_files(folder: int, until: float) -> list[str]:
     return folders
 
 
-def state_home() -> Path:
-    """What belongs to this machine's session: running engines."""
-    return _home("XDG_STATE_HOME", ".local/state")
-
-
 def data_home() -> Path:
     """What a user wants to keep: runs, calibrations."""
     return _home("XDG_DATA_HOME", ".local/share")
@@ -242,7 +237,7 @@ def moebox_cache() -> Path:
 
 def moebox_state() -> Path:
     """Where moebox keeps engines that run and models that were read from the Hub: $MOEBOX_STATE, or the user's."""
-    return Path(os.environ.get("MOEBOX_STATE") or state_home() / "moebox")
+    return Path(os.environ.get("MOEBOX_STATE") or _home("XDG_STATE_HOME", ".local/state") / "moebox")
 
 
 def config_home() -> Path:

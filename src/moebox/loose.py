@@ -5,7 +5,7 @@ For replies of servers, files of other tools and run folders of other versions. 
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeGuard
 
 Json = Mapping[str, object]  # a JSON object from elsewhere, with unknown content
@@ -22,13 +22,14 @@ def get_path(row: object, name: str) -> object:
     return row
 
 
+def get_values(row: object, names: Iterable[str]) -> Iterator[object]:
+    """Yield the values under `names`, None for those that are not there."""
+    return (get_path(row, name) for name in names)
+
+
 def get_number(row: object, *names: str) -> float | None:
     """Return the first finite number under one of `names`."""
-    for name in names:
-        value = get_path(row, name)
-        if is_number(value):
-            return float(value)
-    return None
+    return next((float(value) for value in get_values(row, names) if is_number(value)), None)
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
@@ -38,7 +39,7 @@ def is_number(value: object) -> TypeGuard[int | float]:
 
 def get_text(row: object, *names: str) -> str:
     """Return the first text or number under one of `names`, as text."""
-    return next(filter(None, (scalar_text(get_path(row, name)) for name in names)), "")
+    return next(filter(None, map(scalar_text, get_values(row, names))), "")
 
 
 def scalar_text(value: object) -> str:
@@ -52,36 +53,25 @@ def scalar_text(value: object) -> str:
 
 def get_objects(row: object, *names: str) -> list[Json]:
     """Return the dicts of the first list under one of `names`."""
-    for name in names:
-        value = get_path(row, name)
-        if isinstance(value, list | tuple):
-            return [each for each in value if isinstance(each, dict)]
-    return []
+    rows = next((value for value in get_values(row, names) if isinstance(value, list | tuple)), ())
+    return [each for each in rows if isinstance(each, dict)]
 
 
 def get_texts(row: object, *names: str) -> list[str]:
     """Return the first list of texts under one of `names`; a single text counts as a list of one."""
-    for name in names:
-        value = get_path(row, name)
-        if isinstance(value, str) and value:
-            return [value]
-        if isinstance(value, list | tuple):
-            return [str(each) for each in value if isinstance(each, str | int | float)]
-    return []
+    values = ([value] if isinstance(value, str) and value else value for value in get_values(row, names))
+    texts = next((value for value in values if isinstance(value, list | tuple)), ())
+    return [str(each) for each in texts if isinstance(each, str | int | float)]
 
 
 def get_object(row: object, *names: str) -> Json:
     """Return the first dict under one of `names`, or an empty one."""
-    for name in names:
-        value = get_path(row, name)
-        if isinstance(value, dict):
-            return value
-    return {}
+    return next((value for value in get_values(row, names) if isinstance(value, dict)), {})
 
 
 def is_true(row: object, *names: str) -> bool:
     """True if one of `names` is the JSON value true."""
-    return any(get_path(row, name) is True for name in names)
+    return any(value is True for value in get_values(row, names))
 
 
 def as_object(value: object) -> Json:

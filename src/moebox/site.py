@@ -14,16 +14,24 @@ Users' own variables and recipes come first.
 
 import os
 import pwd
-import tomllib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from moebox.errors import BadInput
+from moebox import codec
+from moebox.errors import require_all
 
 SITE_FILE = Path("/etc/moebox.toml")
 SITE_ENV = "MOEBOX_SITE"  # another path of it
-KEYS = ("ports", "cache", "weights", "packages")
-PACKAGE_KEYS = ("index", "extra_index", "find_links", "constraints")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackageSettings:
+    """Where `moebox engines install` gets packages."""
+
+    index: str = ""
+    extra_index: str = ""
+    find_links: str = ""
+    constraints: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +41,7 @@ class SiteSettings:
     ports: tuple[int, int] | None = None
     cache: str = ""
     weights: str = ""
-    packages: dict[str, str] = field(default_factory=dict)  # by PACKAGE_KEYS
+    packages: PackageSettings = PackageSettings()
 
     @property
     def user_cache(self) -> Path | None:
@@ -53,31 +61,11 @@ class SiteSettings:
 def read_site() -> SiteSettings:
     """Read the file. Raise BadInput if it cannot be read or has anything else in it."""
     path = Path(os.environ.get(SITE_ENV) or SITE_FILE)
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not path.exists():
         return SiteSettings()
-    except OSError as problem:
-        raise BadInput(f"{path}: cannot be read: {problem.strerror}", hint="ask the administrator") from None
-    except ValueError as problem:
-        raise BadInput(f"{path}: not valid TOML: {problem}", hint="ask the administrator") from None
-    ports = values.get("ports")
-    in_range = isinstance(ports, list) and len(ports) == 2 and all(type(port) is int for port in ports)
-    if unknown := sorted(set(values) - set(KEYS)):
-        raise BadInput(f"{path}: unknown setting {unknown[0]}", hint=f"known: {', '.join(KEYS)}")
-    if ports is not None and not (in_range and 1024 <= ports[0] <= ports[1] <= 65535):
-        raise BadInput(f"{path}: ports: first and last, from 1024 to 65535", hint="ports = [18000, 18999]")
-    for name in ("cache", "weights"):
-        if not str(values.get(name, "/")).startswith("/"):
-            raise BadInput(f"{path}: {name}: an absolute path", hint='cache = "/scratch/moebox"')
-    packages = values.get("packages", {})
-    if not isinstance(packages, dict) or not all(isinstance(value, str) for value in packages.values()):
-        raise BadInput(f"{path}: packages: a table of texts", hint='[packages] index = "https://…"')
-    if unknown := sorted(set(packages) - set(PACKAGE_KEYS)):
-        raise BadInput(f"{path}: unknown setting packages.{unknown[0]}", hint=f"known: {', '.join(PACKAGE_KEYS)}")
-    return SiteSettings(
-        ports=(ports[0], ports[1]) if ports else None,
-        cache=str(values.get("cache", "")),
-        weights=str(values.get("weights", "")),
-        packages=packages,
-    )
+    site = codec.read_toml(SiteSettings, path)
+    first, last = site.ports or (1024, 65535)
+    rules = {"ports: first and last, from 1024 to 65535": 1024 <= first <= last <= 65535}
+    rules |= {f"{name}: an absolute path": getattr(site, name)[:1] in ("", "/") for name in ("cache", "weights")}
+    require_all(str(path), rules)
+    return site

@@ -44,18 +44,20 @@ def parse_seconds(text: str) -> float:
     return float(match.group(1)) * factor[match.group(2)]
 
 
+def _scale(value: float, *units: tuple[float, str]) -> str:
+    """Write a value in the first of `units` (size, format) that is not larger than it, else in the last."""
+    size, text = next((unit for unit in units if abs(value) >= unit[0]), units[-1])
+    return text.format(value / size)
+
+
 def format_gb(size: float) -> str:
     """Decimal units, as for checkpoints: "595.1 GB", "1.03 TB"."""
-    if abs(size) >= 1e12:
-        return f"{size / 1e12:.2f} TB"
-    return f"{size / 1e9:.1f} GB" if abs(size) >= 1e9 else f"{size / 1e6:.1f} MB"
+    return _scale(size, (1e12, "{:.2f} TB"), (1e9, "{:.1f} GB"), (1e6, "{:.1f} MB"))
 
 
 def format_gib(size: float) -> str:
     """Binary units, as for GPU memory: "94.97 GiB"."""
-    if abs(size) >= 2**40:
-        return f"{size / 2**40:.2f} TiB"
-    return f"{size / 2**30:.2f} GiB" if abs(size) >= 2**30 else f"{size / 2**20:.1f} MiB"
+    return _scale(size, (2**40, "{:.2f} TiB"), (2**30, "{:.2f} GiB"), (2**20, "{:.1f} MiB"))
 
 
 def format_count(number: float) -> str:
@@ -75,16 +77,14 @@ def format_streams(number: int | None) -> str:
 
 def format_params(number: float) -> str:
     """A number of parameters: "1,026.4 B", "416.9 M"."""
-    return f"{number / 1e9:,.1f} B" if number >= 1e9 else f"{number / 1e6:,.1f} M"
+    return _scale(number, (1e9, "{:,.1f} B"), (1e6, "{:,.1f} M"))
 
 
 def format_rate(per_second: float) -> str:
     """Bytes per second: "614 GB/s"."""
-    if per_second >= 1e12:
-        return f"{per_second / 1e12:.2f} TB/s"
-    if per_second < 1e9:
-        return f"{per_second / 1e6:.0f} MB/s"
-    return f"{per_second / 1e9:.3g} GB/s" if per_second < 1e10 else f"{per_second / 1e9:.0f} GB/s"
+    if 1e10 <= per_second < 1e12:
+        return f"{per_second / 1e9:.0f} GB/s"
+    return _scale(per_second, (1e12, "{:.2f} TB/s"), (1e9, "{:.3g} GB/s"), (1e6, "{:.0f} MB/s"))
 
 
 def format_tok_s(per_second: float) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterable
 from typing import Any
 
 PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*(?<![.])")  # YAML 1.1 and 1.2 both read these as strings …
@@ -10,14 +11,16 @@ PAIR = re.compile(r"\\u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})")  # JSON's su
 WITHOUT_POINT = re.compile(r"^(-?\d+)e")
 
 
-def dump_yaml(value: Any, *, indent: int = 0) -> str:
+def dump_yaml(value: Any) -> str:
     """Write dicts, lists, strings, numbers, booleans and None as YAML, ending in a newline."""
-    return "\n".join(_lines(value, indent)) + "\n"
+    return "\n".join(_lines(value, 0)) + "\n"
 
 
-def dump_documents(values: list[Any]) -> str:
-    """Write several documents into one file."""
-    return "---\n".join(map(dump_yaml, values))
+def dump_kustomization(resources: Iterable[str], part_of: str) -> str:
+    """Write the kustomization of these files; a label names what their objects are part of."""
+    labels = [{"pairs": {"app.kubernetes.io/part-of": part_of}, "includeSelectors": False}]
+    kind = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
+    return dump_yaml({**kind, "resources": sorted(resources), "labels": labels})
 
 
 def _lines(value: Any, indent: int) -> list[str]:

@@ -19,7 +19,7 @@ from moebox.core.quirks import match_quirk
 from moebox.core.result import LatencyStats, result_document
 from moebox.report.block import ReportTable
 from moebox.report.expect import with_forecast
-from moebox.report.markdown import render_markdown
+from moebox.report.files import render_markdown
 from moebox.report.page import build_page, render_html
 from moebox.report.sections import compare, memory, summary
 from moebox.report.sections.reproduce import run_commands
@@ -397,7 +397,7 @@ def test_a_recipe_that_leaves_the_context_open_has_the_models_in_every_table(tmp
     records = [replace(read_run(run), label="") for run in runs]
 
     assert [label_parts(record)[-2] for record in records] == ["the model's context", "64k"]
-    assert compare.recipe_settings(records[0])["Context"] == "the model's"
+    assert compare.SETTINGS["Context"](records[0]) == "the model's"
     cells = compare.model_cells(records[0], 0)
     assert "the model's" in [cell.text for cell in cells]
     assert [row.output_tok_s > 0 for row in with_forecast(records[0]).forecast] == [True] * 3

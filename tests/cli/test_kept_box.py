@@ -9,9 +9,10 @@ import pytest
 
 from moebox import codec
 from moebox.cli import main
+from moebox.cli.fleet.plan import find_candidate
 from moebox.core.box import Box
 from moebox.core.recipe import Recipe
-from moebox.flows import fleet_plan
+from moebox.fleet.users import find_workload
 
 CPU = "cpu = { sockets = 1, cores = 16 }\n"
 SHORT = 'name = "attic"\ngpus = ["2x-rtx-pro-6000-max-q"]\nram = "768GiB"\nram_bandwidth = "614GB/s"\n' + CPU
@@ -52,7 +53,7 @@ def test_a_recipe_is_forecast_as_it_was_planned(
     (row, *_) = plan["forecast"]
     load = ["--context", str(row["context"]), "--concurrency", str(row["concurrency"])]
     forecast = said(capsys, "forecast", str(path), "--decode", *load)
-    member = fleet_plan.candidate_for_recipe(str(path), "")
+    member = find_candidate(str(path), "", find_workload("chat"))
 
     assert forecast["box"] == plan["box"] == member.box.name
     assert forecast["rows"][0]["decode_tok_s"] == row["decode_tok_s"]

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from moebox.cli import main
-from moebox.flows.fleet_plan import candidate_for_recipe
+from moebox.cli.fleet.plan import find_candidate
+from moebox.fleet.users import find_workload
 
 BOX = ["--box", "4x-rtx-pro-6000-server"]
 NEW_GPU = (
@@ -143,6 +144,6 @@ def test_a_fleet_has_the_range_of_a_serving_forecast(recipe: str, capsys: pytest
     """`fleet plan` and `forecast --input --output` state the same range for the same recipe on the same box."""
     words = ["forecast", recipe, "--input", "512", "--output", "64", "--concurrency", "1"]
     out, _ = read_forecast(words, capsys)
-    candidate = candidate_for_recipe(recipe, "4x-rtx-pro-6000-server")
+    candidate = find_candidate(recipe, "4x-rtx-pro-6000-server", find_workload("chat"))
     low, high = candidate.speed_range
     assert f"expect {low - 1:+.0%} to {high - 1:+.0%} ({candidate.basis})" in out

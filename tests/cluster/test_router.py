@@ -11,7 +11,7 @@ import yaml
 from moebox import codec, detect, http
 from moebox.checkpoint import deploy
 from moebox.fleet.file import RouterKind
-from moebox.flows import fleet_bench, fleet_record, fleet_up, fleet_verify, recipes
+from moebox.flows import fleet_bench, fleet_up, fleet_verify, recipes
 from moebox.flows.fleet_render import render_fleet
 from moebox.flows.recipes import load_recipe
 from moebox.render import render_files
@@ -64,7 +64,7 @@ def test_a_real_router_serves_keeps_conversations_together_and_loses_only_a_memb
         assert verdict.loss is not None
         assert verdict.loss.is_good, verdict.loss
         assert 0 < len(verdict.loss.lost) <= (verdict.loss.inside or 0)
-        record = fleet_record.find_fleet(record.name)
+        record = fleet_up.find_fleet(record.name)
         load = fleet_bench.FleetLoad(concurrency=2, requests=8, output_tokens=16, probes=8)
         steps = fleet_bench.bench_fleet(record, (1, 2), load)
         assert [step.failed for step in steps] == [0, 0]

@@ -13,9 +13,9 @@ from moebox.core.endpoint import Endpoint
 from moebox.core.engine_event import AttemptStarted
 from moebox.core.quirks import first_unexpected_failure
 from moebox.core.recipe import Climb, Recipe
-from moebox.flows.climb import climb
 from moebox.flows.compare import CompareEffort, compare_sides, measure_side
 from moebox.flows.effort import ClimbEffort
+from moebox.flows.trials import climb
 from moebox.serve.session import engine_session
 from moebox.store import PIPELINE, Run
 from moebox.verify.options import CHECK_NAMES, VerifyOptions

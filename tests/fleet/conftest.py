@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from moebox.flows import fleet_record, fleet_up
+from moebox.flows import fleet_up
 from moebox.serve import state
 from moebox.serve.stop import stop_instance
 
@@ -57,7 +57,7 @@ def nothing_left(own_folders: None) -> Iterator[None]:
     yield
     left = [one.id for one in state.list_instances() if one.is_alive]
     strays = state.orphan_processes()
-    for record in fleet_record.list_fleets():
+    for record in fleet_up.list_fleets():
         fleet_up.stop_fleet(record)
     for one in state.list_instances():
         stop_instance(one)

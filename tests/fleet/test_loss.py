@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from moebox.cli.fleet.commands import member_loss_lines
 from moebox.core.endpoint import endpoint_from_url
 from moebox.fleet.file import RouterKind, RouterSettings
-from moebox.flows.fleet_loss import judge_loss, streams_in_flight
-from moebox.flows.fleet_record import FleetRecord, MemberRecord
-from moebox.flows.fleet_streams import FollowedStream, run_streams
+from moebox.flows.fleet_loss import FollowedStream, judge_loss, run_streams, streams_in_flight
+from moebox.flows.fleet_up import FleetRecord, MemberRecord
 
 
 def fleet(kind: RouterKind) -> FleetRecord:

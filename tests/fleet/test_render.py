@@ -9,7 +9,7 @@ import yaml
 from moebox.cli import main
 from moebox.errors import BadInput, Unsupported
 from moebox.fleet.file import RouterKind
-from moebox.flows.fleet_render import FLEET_FORMATS, FleetFormat, render_fleet
+from moebox.flows.fleet_render import FleetFormat, render_fleet
 from tests import shellcheck
 
 TWO = '[[member]]\nname = "k26"\nrecipe = "kimi-k26-vllm"\ncount = 2\n'
@@ -23,7 +23,7 @@ def fleet(tmp_path: Path, text: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("form", FLEET_FORMATS)
+@pytest.mark.parametrize("form", get_args(FleetFormat))
 @pytest.mark.parametrize("kind", get_args(RouterKind))
 def test_every_router_in_every_form_is_well_formed(tmp_path: Path, kind: RouterKind, form: FleetFormat) -> None:
     path = fleet(tmp_path, f'name = "team"\n{TWO}')

@@ -7,13 +7,13 @@ import pytest
 
 from moebox import detect
 from moebox.checkpoint import resolve_model
+from moebox.cli.fleet.plan import find_candidate
 from moebox.core.measure import Slo
 from moebox.errors import BadInput
 from moebox.fleet.route import Policy
 from moebox.fleet.simulate import BoxModel, FleetQuestion, simulate_fleet
 from moebox.fleet.size import size_fleet
 from moebox.fleet.users import UserWorkload, find_workload, shipped_workloads
-from moebox.flows.fleet_plan import candidate_for_model
 from moebox.planner.simulate import SimulatedWorkload, simulate
 
 SLO = Slo(ttft_s=2.0, tpot_s=0.05)
@@ -22,9 +22,8 @@ CHAT = find_workload("chat")
 
 @functools.cache
 def box() -> BoxModel:
-    question = FleetQuestion(work=CHAT, users=1)
     wanted = ["engine=vllm", "checkpoint=int4", "parallel.tp=8", "context=131072"]
-    return candidate_for_model("kimi-k2.6", "8x-h200", question, wanted).model
+    return find_candidate("kimi-k2.6", "8x-h200", CHAT, wanted).model
 
 
 def test_the_same_seed_gives_the_same_fleet_and_another_seed_another() -> None:

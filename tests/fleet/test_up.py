@@ -9,8 +9,8 @@ import pytest
 from moebox import http
 from moebox.cli import main
 from moebox.errors import BadInput, ExternalError
-from moebox.flows import fleet_record, fleet_up, fleet_verify
-from moebox.flows.fleet_streams import run_streams
+from moebox.flows import fleet_up, fleet_verify
+from moebox.flows.fleet_loss import run_streams
 from moebox.serve import state
 from moebox.store import Run
 from moebox.verify.options import VerifyOptions
@@ -55,7 +55,7 @@ def test_a_fleet_of_twins_answers_loses_only_a_members_streams_and_stops(
         assert [part["status"] for part in parts] == ["ready"] * 3  # the killed one is back
     finally:
         running.stop()
-    assert fleet_record.list_fleets() == []
+    assert fleet_up.list_fleets() == []
 
 
 def test_streams_without_a_member_are_lost_and_named() -> None:

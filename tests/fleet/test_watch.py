@@ -15,8 +15,7 @@ from moebox.cli.bench.results import sparkline
 from moebox.cli.watch import look_line, watch_page
 from moebox.core.endpoint import endpoint_from_url
 from moebox.core.verdict import CheckVerdict
-from moebox.flows.diagnose import MetricsLook
-from moebox.flows.watch import GONE_LOOKS, SHOWN, EndpointWatcher
+from moebox.flows.watch import GONE_LOOKS, SHOWN, EndpointWatcher, MetricsLook
 from tests.serving import live
 
 TEXT = """vllm:num_requests_running{{model="m"}} {running}

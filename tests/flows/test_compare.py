@@ -15,8 +15,7 @@ from moebox.flows import compare
 from moebox.flows.answers import AnswerChange, ServerAnswer, sign_test
 from moebox.flows.compare import CompareEffort, MeasuredSide, compare_sides, measure_both
 from moebox.flows.compare_tasks import compare_results, find_lost_work
-from moebox.flows.gain import paired_gain, student_t, welch_gain
-from moebox.flows.pace import DraftCounts, SpeedRounds
+from moebox.flows.pace import DraftCounts, SpeedRounds, paired_gain, student_t, welch_gain
 from moebox.store import Run
 from moebox.tasks.result import JobResult
 

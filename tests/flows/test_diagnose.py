@@ -14,8 +14,7 @@ import pytest
 
 from moebox.core.endpoint import endpoint_from_url
 from moebox.detect.clients import decode_address, sample_connections
-from moebox.flows.diagnose import MetricsLook
-from moebox.flows.watch import AlertSender, EndpointWatcher, WatchHistory
+from moebox.flows.watch import AlertSender, EndpointWatcher, MetricsLook, WatchHistory
 from moebox.store import Run
 from tests.serving import live
 

@@ -9,8 +9,8 @@ from moebox.checkpoint import deploy
 from moebox.core.event import ClimbTried
 from moebox.core.recipe import Climb, Recipe
 from moebox.errors import AnswerIsNo
-from moebox.flows.climb import climb
 from moebox.flows.recipes import load_recipe
+from moebox.flows.trials import climb
 from moebox.flows.walk import memory_problem
 from moebox.serve import oom
 from moebox.store import Run

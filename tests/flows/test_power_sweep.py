@@ -26,7 +26,7 @@ from moebox import codec
 from moebox.core.recipe import Recipe
 from moebox.flows.effort import ClimbEffort
 from moebox.flows.pace import SpeedRounds
-from moebox.flows.power_sweep import sweep_caps
+from moebox.flows.tune_state import sweep_caps
 from moebox.flows.trials import TrialRunner
 from moebox.store import Run
 

@@ -109,6 +109,6 @@ def test_a_server_that_counts_no_prompt_is_reported_in_words(usage: object) -> N
     with live(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as server:
         session: Any = SimpleNamespace(
             endpoint=endpoint_from_url(f"127.0.0.1:{server.server_port}", "m"),
-            watch=SimpleNamespace(read_new_lines=lambda: False),
+            read_log=lambda: None,
         )
         assert send_prompt(session, "word", tokens=1) == (0, "an answer without usage")

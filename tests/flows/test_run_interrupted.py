@@ -7,8 +7,7 @@ import pytest
 
 from moebox.cli import main
 from moebox.core.pipeline import StepName
-from moebox.report.files import make_page
-from moebox.report.markdown import render_markdown
+from moebox.report.files import make_page, render_markdown
 from moebox.runs.listing import summarize_run
 from moebox.serve import state
 from moebox.store import Run

@@ -17,10 +17,11 @@ from moebox import codec
 from moebox.checkpoint import deploy
 from moebox.cli import main
 from moebox.core.recipe import Listen, Recipe, Runtime
+from moebox.core.upgrade_result import GainAtConcurrency
 from moebox.core.verdict import Gain
 from moebox.detect import load_box
 from moebox.flows import compare, switch
-from moebox.flows.compare import CompareEffort, GainAtConcurrency
+from moebox.flows.compare import CompareEffort
 from moebox.flows.pace import SpeedMeter, SpeedRounds
 from moebox.flows.service import control_unit, install_unit
 from moebox.flows.upgrade import (
@@ -309,7 +310,7 @@ BAD_INPUT = [
     (["--to", "contxt=1"], 2, "--set contxt: there is no such setting"),
     (["--to", "max_seqs=4"], 2, "the recipe has it already"),
     (["--to", "llama.cpp@b2", "--by", "luck"], 2, "--by luck: not known"),
-    (["--to", "llama.cpp@b2", "--by", "speed=fast"], 2, "not a share"),
+    (["--to", "llama.cpp@b2", "--by", "speed=fast"], 2, "not a limit"),
     (["bisect", "llama.cpp@b1", "vllm==1"], 2, "are two engines"),
     (["bisect", "llama.cpp@b2", "llama.cpp@b1"], 2, "no commit lies between"),
     (["bisect", "llama.cpp@b1", "llama.cpp@b99"], 2, "tree: fatal: "),

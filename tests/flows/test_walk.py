@@ -12,8 +12,7 @@ from moebox.core.recipe import Climb, Recipe, Speculate
 from moebox.core.verdict import Gain, Mark
 from moebox.detect.declared import parse_box
 from moebox.errors import BadInput
-from moebox.flows.gain import bracketing_gain, welch_gain
-from moebox.flows.pace import DraftCounts, acceptance_rate, parse_draft_counts
+from moebox.flows.pace import DraftCounts, acceptance_rate, bracketing_gain, parse_draft_counts, welch_gain
 from moebox.flows.settings import checks_for, current_value, with_setting
 from moebox.flows.walk import (
     ClimbTrial,

@@ -18,8 +18,7 @@ from moebox.errors import BadInput, ExternalError, MoeboxError, UnknownName, Uns
 from moebox.kernels import fix
 from moebox.kernels.probe.protocol import LaunchRecord
 from moebox.kernels.scan import KernelRequest, engine_version, scan_engine
-from moebox.report.files import make_page
-from moebox.report.markdown import render_markdown
+from moebox.report.files import make_page, render_markdown
 from moebox.store import Run
 
 HERE = Path(__file__).parent

@@ -11,8 +11,7 @@ from moebox.core.kernel import KernelLaunch, KernelScan, NotCovered
 from moebox.core.recipe import Recipe
 from moebox.flows.kernels import lookup_findings, save_findings, summarize_scan
 from moebox.flows.recipes import load_recipe
-from moebox.report.files import make_page
-from moebox.report.markdown import render_markdown
+from moebox.report.files import make_page, render_markdown
 from moebox.report.page import render_html
 from moebox.runs.reader import read_run
 from moebox.store import Run

@@ -17,8 +17,7 @@ from moebox.core.engine_facts import DeviceFacts, EngineFacts
 from moebox.core.event import UnknownEvent, VerifyBegan, VerifyEnded
 from moebox.core.verdict import CheckResults, CheckVerdict, Failure, Score, worst_mark
 from moebox.report.expect import with_forecast
-from moebox.report.files import make_page
-from moebox.report.markdown import render_markdown
+from moebox.report.files import make_page, render_markdown
 from moebox.report.page import render_html
 from moebox.runs.listing import summarize_run
 from moebox.runs.loads import imported_load

@@ -259,7 +259,7 @@ def test_names_of_versions() -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("packages = 3", "a table of texts"), ("[packages]\nmirror = 'x'", "unknown setting packages.mirror")],
+    [("packages = 3", "packages must be a table"), ("[packages]\nmirror = 'x'", "unknown setting 'packages.mirror'")],
 )
 def test_a_wrong_site_file_is_one_line(
     index: Path,

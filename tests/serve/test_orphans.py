@@ -209,12 +209,12 @@ class Dropped:
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.2)
 
-def catch_up(self, once=[Dropped()], was=EngineSession._read_log):
+def catch_up(self, once=[Dropped()], was=EngineSession.read_log):
     if self.instance.status == "ready":
         once.clear()
     return was(self)
 
-EngineSession._read_log = catch_up
+EngineSession.read_log = catch_up
 sys.exit(main())
 """
 

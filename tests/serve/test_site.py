@@ -62,9 +62,9 @@ def test_an_engine_reads_shared_weights(site: Path, tmp_path: Path, acting: Call
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("ports = 5", "ports: first and last"),
+        ("ports = 5", "ports must be a list"),
         ("ports = [5, 2]", "ports: first and last"),
-        ("port = [1, 2]", "unknown setting port"),
+        ("port = [1, 2]", "unknown setting 'port'"),
         ("cache = 'here'", "cache: an absolute path"),
         ("ports = [", "not valid TOML"),
     ],
@@ -83,4 +83,4 @@ def test_a_file_that_cannot_be_read_is_one_line(site: Path, capsys: pytest.Captu
     site.mkdir()
     assert main(["doctor", "box"]) == 2
     captured = capsys.readouterr().err
-    assert f"error: {site}: cannot be read: {os.strerror(21)}" in captured
+    assert f"error: {site}: is a folder, not a file" in captured

@@ -9,8 +9,7 @@ import pytest
 from moebox.checkpoint import resolve_model
 from moebox.codec import read_text
 from moebox.errors import BadInput
-from moebox.report.files import make_page
-from moebox.report.markdown import render_markdown
+from moebox.report.files import make_page, render_markdown
 from moebox.runs.listing import list_summaries
 from moebox.store import Run, plain
 

@@ -29,7 +29,7 @@ def test_it_prints_jobs_and_scores_that_fit_eighty_columns(server: str, capsys: 
 
     assert code == 0
     assert "✓ errand-easy-0" in out
-    assert "solved: 3 of 3 (44-100%)" in out
+    assert "solved: 3 of 3 (44–100%)" in out
     assert max(map(len, out.splitlines())) <= 80
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from moebox.errors import UnknownName
 from moebox.tasks.families import FAMILIES, make_job
+from moebox.tasks.families.code_jobs import evaluate_expression, visible_bugs
 from moebox.tasks.families.material import ModulePart, draw_parts, module_parts
-from moebox.tasks.families.repair import evaluate_expression, visible_bugs
 from moebox.tasks.job import LEVELS, Level
 from moebox.tasks.score import changed_protected_files, run_hidden_checks, values_equal
 from tests.sampling import one_in

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from moebox.core.event import LoadBegan
-from moebox.web import trials
+from moebox.web import runs
 from tests.report.making import a_run
 from tests.web.chromium import Chromium, Tab
 from tests.web.test_more_pages import engine, received  # noqa: F401  (a fixture)
@@ -159,7 +159,7 @@ def test_a_tune_is_started(tab: Tab, serve: Serve, tmp_path: Path, monkeypatch: 
     """Enter in a field starts it; an error keeps the focus where it was."""
     run = a_run(tmp_path)
     started: list[list[str]] = []
-    monkeypatch.setattr(trials, "begin_run", lambda words, site: started.append(words) or run.id)
+    monkeypatch.setattr(runs, "begin_run", lambda words, site: started.append(words) or run.id)
     tab.open(f"{serve(runs=tmp_path)}tune?recipe=mine")
     go_to(tab, "[name=budget]")
     tab.press("Enter")

@@ -18,7 +18,7 @@ from moebox.planner.choose import choose_plan
 from moebox.planner.constraints import Constraints
 from moebox.serve import state
 from moebox.store import calibrations as store
-from moebox.web import watching
+from moebox.web import engines
 from tests.planner.test_measured import calibration
 from tests.report.test_tasks import saved
 from tests.serving import live
@@ -147,7 +147,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def test_an_engine_is_watched(serve: Serve, engine: str, monkeypatch: pytest.MonkeyPatch):
     """The page asks for events; they hold the engine's figures, drawn, every few seconds."""
-    monkeypatch.setattr(watching, "EVERY_S", 0.05)
+    monkeypatch.setattr(engines, "EVERY_S", 0.05)
     url = serve()
 
     assert f"/engines/{engine}/watch" in get(url + "engines")[1]

@@ -12,10 +12,9 @@ from moebox import codec
 from moebox.cli import main
 from moebox.core.event import ClimbBegan, UpgradeStep
 from moebox.core.recipe import Climb, Hybrid, Recipe
-from moebox.flows.compare import GainAtConcurrency
+from moebox.core.upgrade_result import UPGRADE_FILE, GainAtConcurrency, UpgradeResult
 from moebox.flows.trials import TABLE_FILE
 from moebox.flows.tune_state import TUNE_FILE, ScreenTrial, SettingGain, TuneOptions, TuneState
-from moebox.flows.upgrade import UPGRADE_FILE, UpgradeResult
 from moebox.flows.walk import ClimbTrial
 from moebox.store import Run
 from tests.embedded import phantom_recipe

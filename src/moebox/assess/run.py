@@ -1,20 +1,26 @@
 """Assess a run: what was chosen, whether it is right, how fast it is against its forecasts, and what to do next.
 
+The next step is always something that can work on its endpoint.
+
 A failed run shows what failed, why, and the command to go on with; a simulation is marked in every cell that would
 otherwise look like a result.
 """
 
-from collections.abc import Iterator
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from moebox.assess.assessment import Assessment, AssessmentCell, Tone
-from moebox.assess.figures import compare_load, count_ranges, find_forecast, planned_figures
+from moebox.assess.figures import PlannedFigure, compare_load, count_ranges, find_forecast, planned_figures
 from moebox.assess.format import capitalize, count_phrase, format_ms, format_number, group_by
-from moebox.assess.naming import engine_title, parallelism_title, placement_title, quant_title
-from moebox.assess.next_step import failure_cells, next_cell
-from moebox.assess.recommend import loads_text, recommend
-from moebox.loose import get_text, is_true
-from moebox.runs.record import RunRecord
+from moebox.assess.naming import engine_title, find_model, parallelism_title, placement_title, quant_title
+from moebox.assess.recommend import SUSPECTS, loads_text, recommend, repeat_conditions
+from moebox.core.quirks import all_quirks
+from moebox.core.verdict import CheckVerdict
+from moebox.runs.record import RunFailure, RunRecord
+from moebox.serve.connect import CLAUDE_MIN_CONTEXT
 from moebox.units import format_count, format_gib, plural
 
 
@@ -49,7 +55,7 @@ def headline(record: RunRecord, assessment: Assessment) -> str:
     if record.imported:
         return ""
     if record.upgrade:
-        return f"Upgrade: {get_text(record.upgrade, 'outcome')}{', applied' * is_true(record.upgrade, 'applied')}"
+        return f"Upgrade: {record.upgrade.outcome}{', applied' * record.upgrade.applied}"
     checks = record.check_count_text if record.checks_run else "answers not checked"
     speed = count_ranges(record).text if record.loads else "speed not measured"
     failures = count_phrase(failed_requests(record), "request", "failed")
@@ -66,10 +72,8 @@ def chosen_cell(record: RunRecord) -> AssessmentCell:
     """Engine, checkpoint, layout and context in one line."""
     recipe, upgrade = record.recipe, record.upgrade
     if upgrade:
-        reasons = upgrade.get("reasons")
-        detail = "; ".join(map(str, reasons)) if isinstance(reasons, list | tuple) else ""
-        change = f"{get_text(upgrade, 'old')} → {get_text(upgrade, 'new')}"
-        return AssessmentCell(name="chosen", text=change, tone="quiet", detail=detail)
+        change, reasons = f"{upgrade.old} → {upgrade.new}", "; ".join(upgrade.reasons)
+        return AssessmentCell(name="chosen", text=change, tone="quiet", detail=reasons)
     if recipe is None:
         return AssessmentCell(name="chosen", text="no recipe", tone="quiet")
     layout = parallelism_title(record) or placement_title(record, single_gpu="1 GPU")
@@ -90,11 +94,9 @@ def correctness_cell(record: RunRecord) -> AssessmentCell:
             text = f"not checked: interrupted in {record.interrupted_step}"
         return AssessmentCell(name="right", text=text, tone="quiet", detail=jobs)
     failed, warned = record.check_names("fail"), record.warned_names(known=False)
-    known = record.warned_names(known=True)
+    named = {"failed": failed, "warnings": warned, "known quirks of the engine": record.warned_names(known=True)}
     parts = [record.check_count_text]
-    parts += [f"failed: {', '.join(failed)}"] if failed else []
-    parts += [f"warnings: {', '.join(warned)}"] if warned else []
-    parts += [f"known quirks of the engine: {', '.join(known)}"] if known else []
+    parts += [f"{title}: {', '.join(names)}" for title, names in named.items() if names]
     quirks = [f"{check.name}: known quirk of {quirk}" for check in record.failed_checks for quirk in check.habits]
     is_partial = record.verdict_is_partial or unfinished or bool(record.tasks and record.tasks.unfinished_jobs)
     tone: Tone = "bad" if failed else "warn" if warned or is_partial or record.interrupted_step else "good"
@@ -151,3 +153,153 @@ def run_warnings(record: RunRecord) -> Iterator[str]:
     for check in record.checks:
         if check.verdict == "warn":
             yield from (f"{check.name}: known quirk of {quirk}" for quirk in check.habits)
+
+
+FAR_BELOW = 0.75  # of the range's lower edge: a rate below it has a cause that has to be found before clients connect
+CLAUDE_CHECKS = ("anthropic", "tools")  # without these abilities of the server, Claude Code does not work
+_OPTION = re.compile(r"(--[a-z-]+ [\w.]+)\b")  # the option at the beginning of a hint
+_COMMAND = re.compile(r"`((?:moebox|pip|apt-get|export|sudo) [^`]+)`")
+
+
+def next_cell(record: RunRecord, *, serving: bool = False) -> AssessmentCell:
+    """What to do now, mostly a command; `serving`: the run's engine is up."""
+    run, recipe = shlex.quote(record.id), record.recipe
+    if record.imported:
+        return AssessmentCell(name="next", text="published figures: nothing to run", tone="quiet")
+    if record.live:
+        return command_cell("moebox ps", "the run is still going on")
+    if record.interrupted_step:
+        text, detail = f"moebox {record.resume_command}", f"it was interrupted in {record.interrupted_step}"
+        return AssessmentCell(name="next", text=text, tone="warn", command=True, detail=detail)
+    if upgrade := record.upgrade:
+        if upgrade.outcome in ("keep", "no difference") and not upgrade.applied:
+            return command_cell(record.resume_command.replace("upgrade", "moebox upgrade apply", 1), "switches to it")
+        return command_cell(f"moebox runs history {shlex.quote(upgrade.name)}", "what ran of this recipe, and how well")
+    if recipe is None:
+        return command_cell(*server_command(record))
+    if record.simulation:
+        return command_cell(f"moebox run {shlex.quote(recipe.model)}", "on the real box")
+    if record.unfinished_checks is not None:
+        return command_cell(f"moebox verify --run {run}", "it was interrupted in its checks; with its engine up")
+    path = shlex.quote(str(record.path / "recipe.toml"))
+    if failed := [check for check in record.failed_checks if not check.habits]:
+        return command_cell(f"moebox verify {path}{_only_flag(record, failed)}", "with the engine up", link="checks")
+    if failures := failed_requests_text(record):
+        return command_cell(f"moebox doctor logs {shlex.quote(str(record.path))}", failures, link="performance")
+    if workaround := quirk_workaround(record):
+        return AssessmentCell(name="next", text=workaround, detail="the workaround for a known quirk", link="checks")
+    if repeat := repeat_text(record):
+        command = f"moebox bench {path}" if serving else f"moebox run --recipe {path}"
+        return command_cell(command, repeat, link="performance")
+    if slow := slowest_figure(record):
+        detail = f"{slow.what} at {slow.load} is {slow.distance_text}: look at {SUSPECTS[record.has_no_gpu]}"
+        return command_cell("moebox doctor box", detail, link="plan")
+    client, reason = usable_client(record)
+    if serving:
+        return command_cell(f"moebox connect {client}", reason or "its engine is up")
+    place = "" if record.attempts or not recipe.planned_for.box else f"on {recipe.planned_for.box}"
+    detail = "; ".join(filter(None, (place, f"then `moebox connect {client}`", reason)))
+    return command_cell(f"moebox up {path}", detail)
+
+
+def command_cell(text: str, detail: str, *, link: str = "") -> AssessmentCell:
+    """The cell of a command that can be pasted into a shell."""
+    return AssessmentCell(name="next", text=text, command=True, detail=detail, link=link)
+
+
+def failed_requests_text(record: RunRecord) -> str:
+    """How many requests failed, with the most frequent error; "" if none did."""
+    errors: Counter[str] = Counter()
+    for load in record.loads:
+        errors.update(load.measurement.errors if load.measurement else {})
+    text = count_phrase(sum(int(load.failed or 0) for load in record.loads), "request", "failed")
+    return f"{text}: {errors.most_common(1)[0][0]}" if text and errors else text
+
+
+def quirk_workaround(record: RunRecord) -> str:
+    """What clients can do about the quirk that a failed check shows; "" if there is none."""
+    advice = {quirk.text: quirk.client for quirk in all_quirks()}
+    texts = [text for check in record.failed_checks for text in check.habits]
+    return next((advice.get(text, text) for text in texts), "")
+
+
+def repeat_text(record: RunRecord) -> str:
+    """Why and how to measure again; "" if all loads ended without a flag."""
+    doubtful = [load for load in record.loads if load.flags or load.partial]
+    if not doubtful:
+        return ""
+    reason = next((flag for load in doubtful for flag in load.flags), "a load was interrupted")
+    return " ".join(("measure again", *repeat_conditions(doubtful)[:1])) + f": {reason}"
+
+
+def slowest_figure(record: RunRecord) -> PlannedFigure | None:
+    """The rate that lies furthest below its range, if that is far."""
+    far = [
+        figure
+        for figure in planned_figures([record])
+        if figure.unit == "tok/s" and figure.expected_range and figure.measured < FAR_BELOW * figure.expected_range[0]
+    ]
+    return min(far, key=lambda figure: figure.relative_error, default=None)
+
+
+def usable_client(record: RunRecord) -> tuple[str, str]:
+    """A client that works on the run's endpoint, and why it is not Claude Code."""
+    recipe = record.recipe
+    model = find_model(recipe.model) if recipe else None
+    longest = model.context if model else 0
+    context = (recipe.context if recipe else 0) or longest
+    missing = [name for name in CLAUDE_CHECKS if name in record.check_names("skip")]
+    if context >= CLAUDE_MIN_CONTEXT and not missing:
+        return "claude-code", ""
+    if missing:
+        return "curl", f"Claude Code needs what these checks could not see: {', '.join(missing)}"
+    if not context:
+        return "curl", "the context is not known"
+    reason = f"Claude Code needs {format_count(CLAUDE_MIN_CONTEXT)} tokens of context, this has {format_count(context)}"
+    if recipe and longest >= CLAUDE_MIN_CONTEXT:
+        reason += f": `moebox plan {shlex.quote(recipe.model)} --context {CLAUDE_MIN_CONTEXT}`"
+    return "curl", reason
+
+
+def server_command(record: RunRecord) -> tuple[str, str]:
+    """The next command and its reason for a server that moebox did not start."""
+    url = shlex.quote(record.url or "URL")
+    if record.unfinished_checks is not None:
+        return f"moebox verify {url}", "its checks were interrupted"
+    if record.tasks and record.tasks.unfinished_jobs:
+        return f"moebox task --resume {shlex.quote(record.id)}", "not all jobs are done"
+    if record.failed_checks:
+        return f"moebox verify {url}{_only_flag(record, record.failed_checks)}", "once that is fixed"
+    if failures := failed_requests_text(record):
+        return f"moebox verify {url}", failures
+    if repeat := repeat_text(record):
+        return f"moebox bench {url}", repeat
+    if record.checks_run and not record.loads:
+        return f"moebox bench {url}", "its speed was not measured"
+    if not record.checks_run and not record.simulation and (record.loads or record.tasks):
+        return f"moebox verify {url}", "its answers were not checked"
+    return "moebox models", "what can be planned"
+
+
+def _only_flag(record: RunRecord, failed: Sequence[CheckVerdict]) -> str:
+    """The flag for these checks; "" if only the verdict over all of them failed."""
+    names = [check.name for check in failed if check is not record.summed_check]
+    return f" --only {','.join(names)}" if names else ""
+
+
+def failure_cells(record: RunRecord, failure: RunFailure) -> tuple[AssessmentCell, ...]:
+    """What failed, why if that is known, and how to go on: a command of the remedy or hint, else the run again."""
+    message = f"{failure.step} failed: {failure.message}" if failure.step else failure.message
+    answers = [AssessmentCell(name="failed", text=message, tone="bad", link="attempts")]
+    if failure.cause or failure.log_line:
+        text, detail = (failure.cause, failure.log_line) if failure.cause else (failure.log_line, "")
+        answers.append(AssessmentCell(name="why", text=text, tone="warn", detail=detail, link="problems"))
+    for text in (failure.remedy, failure.hint):
+        if command := _COMMAND.search(text):
+            detail = "" if text.strip() == command[0] else text
+            return (*answers, AssessmentCell(name="next", text=command[1], command=True, detail=detail))
+    again = f"moebox run --resume {shlex.quote(record.id)}"
+    if failure.step == "plan" and record.requested_model:  # the same plan would fail again
+        option = _OPTION.match(failure.hint)
+        again = f"moebox plan {shlex.quote(record.requested_model)}{f' {option[1]}' if option else ''}"
+    return (*answers, AssessmentCell(name="next", text=again, command=True, detail=failure.remedy or failure.hint))

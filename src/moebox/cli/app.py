@@ -11,7 +11,7 @@ from cyclopts.exceptions import MissingArgumentError, UnusedCliTokensError
 from moebox import __version__
 from moebox.cli import ABOUT, COMMANDS, GROUPS, subcommands
 from moebox.cli.signals import signals_as_interrupt
-from moebox.errors import BadInput, UnknownName, suggest_names
+from moebox.errors import BadInput, UnknownName, refuse_if, suggest_names
 
 NUMBER_KINDS: dict[object, str] = {int: "a whole number", float: "a number"}
 
@@ -20,8 +20,8 @@ def call_command(words: list[str]) -> int:
     """Run the command that the words name and return its exit code; BadInput if they do not make a command."""
     first, second = (*(word for word in words if word != "--json"), "", "")[:2]
     known = {name.partition(" ")[0] for name in COMMANDS}
-    if first in ("", "--runs"):
-        raise BadInput("no command is named", hint="`moebox --help` lists them; --runs needs a folder, then a command")
+    hint = "`moebox --help` lists them; --runs needs a folder, then a command"
+    refuse_if(first in ("", "--runs"), "no command is named", hint=hint)
     if first not in known and first not in ("--version", "--help", "-h"):
         near = suggest_names(first, sorted(known))
         raise UnknownName("command", first, known, hint=near if "?" in near else "`moebox --help` lists the commands")

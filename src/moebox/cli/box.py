@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from moebox import detect
 from moebox.cli import flags
 from moebox.cli.display import make_grid, make_table
-from moebox.cli.flags import AsJson, Switch
+from moebox.cli.flags import AsJson, Ram, RamBandwidth, Switch
 from moebox.cli.output import print_result, stderr_console, stdout_console
 from moebox.core.box import Box
 from moebox.core.gpu_list import VISIBLE_DEVICES
@@ -25,8 +25,8 @@ LINK_MEANINGS |= {"NODE": "one NUMA node", "SYS": "across sockets"}
 def box(
     *,
     box: str | None = None,
-    ram: str = "",
-    ram_bandwidth: str = "",
+    ram: Ram = "",
+    ram_bandwidth: RamBandwidth = "",
     measure: Switch = False,
     hosts: Path | None = None,
     node_python: str = "",
@@ -37,8 +37,6 @@ def box(
 
     Args:
         box: Show this box instead: COUNTxGPU such as 8x-rtx-pro-6000-server, or a TOML file.
-        ram: Memory to assume, such as 768GiB.
-        ram_bandwidth: Its bandwidth, such as 614GB/s.
         measure: Measure the memory bandwidth; takes a few seconds.
         hosts: Time the network between the nodes of this hosts file, over ssh; forecasts with the saved box use it.
         node_python: The Python on those nodes. Default: python3.

@@ -6,7 +6,7 @@ from moebox import codec
 from moebox.cli.flags import AsJson
 from moebox.cli.output import print_lines, print_result, stdout_console
 from moebox.core.recipe import Recipe
-from moebox.errors import BadInput
+from moebox.errors import BadInput, refuse_if
 from moebox.units import format_gb
 
 if TYPE_CHECKING:
@@ -58,8 +58,8 @@ def install(engine: str = "", source: str = "", image: str = "", *, json: AsJson
     from moebox.core.engine_source import parse_source
     from moebox.serve.install import install_engine
 
-    if not engine and not image:
-        raise BadInput("which version?", hint="moebox engines install vllm==0.32.0, llama.cpp@b11669 or --image NAME")
+    hint = "moebox engines install vllm==0.32.0, llama.cpp@b11669 or --image NAME"
+    refuse_if(not engine and not image, "which version?", hint=hint)
     wanted = parse_source(engine, image=image)
     gpus = detect.load_box().gpus if wanted.kind == "build" else ()
     done = install_engine(wanted, tree=source, gpus=gpus, notify=lambda text: print_lines([text], stderr=True))

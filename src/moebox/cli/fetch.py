@@ -48,8 +48,7 @@ def fetch(what: str, *, check: Switch = False, at_once: int = 8, retries: int = 
     lines += [f"fetched {file.path}" for file in new[:20]] + ([f"and {len(new) - 20} more"] if len(new) > 20 else [])
     if missing and took:
         lines.append(f"{format_gb(missing)} in {format_seconds(took)}: {format_rate(missing / took)}")
-    print_result(json, document, lambda: print_lines([*lines, fetcher.snapshot]))
-    return 0
+    return print_result(json, document, lambda: print_lines([*lines, fetcher.snapshot]))
 
 
 @contextlib.contextmanager

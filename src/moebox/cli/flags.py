@@ -15,6 +15,13 @@ AsJson = Annotated[bool, Parameter(parse=False)]  # the global --json
 Names = Annotated[tuple[str, ...], Parameter(negative=())]  # comma-separated or repeated
 OutputPath = Annotated[Path | None, Parameter(name=["--output", "-o"])]
 Settings = Annotated[tuple[str, ...], Parameter(name="--set", negative=(), allow_leading_hyphen=False)]  # path=value
+ServedModel = Annotated[str, Parameter(help="The served model name. Default: the only one that the server lists.")]
+KeyEnv = Annotated[str, Parameter(help="The environment variable that holds the key.")]
+Target = Annotated[
+    str, Parameter(help="A URL, a recipe, or the name of an engine that moebox started. Default: the running one.")
+]
+Ram = Annotated[str, Parameter(help="Memory to assume, such as 768GiB.")]
+RamBandwidth = Annotated[str, Parameter(help="Its bandwidth, such as 614GB/s.")]
 UNSET: tuple[object, ...] = (None, "", (), [])  # the values of flags that were not given
 
 

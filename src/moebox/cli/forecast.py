@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from moebox.cli import flags
 from moebox.cli.display import make_table
-from moebox.cli.flags import AsJson, Settings, Switch, parse_count, parse_token_count
+from moebox.cli.flags import AsJson, Ram, RamBandwidth, Settings, Switch, parse_count, parse_token_count
 from moebox.cli.forecast_target import (
     NO_PLAN_ARGS,
     ForecastTarget,
@@ -142,8 +142,8 @@ def forecast(
     workload: str = "",
     plan: Annotated[PlanArgs, Parameter(name="*")] = NO_PLAN_ARGS,
     settings: Settings = (),
-    ram: str = "",
-    ram_bandwidth: str = "",
+    ram: Ram = "",
+    ram_bandwidth: RamBandwidth = "",
     force: Switch = False,
     json: AsJson = False,
 ) -> int:
@@ -163,8 +163,6 @@ def forecast(
         plan: Settings that the plan must have; a recipe has its own.
         settings: Another value of the recipe (parallel.tp=4), of the workload (workload.turns=16, requests=500) or of
             what the simulation assumes (simulation.kv_tokens=200k); repeatable.
-        ram: Memory to assume, such as 768GiB.
-        ram_bandwidth: Its bandwidth, such as 614GB/s.
         force: Exit with 0 although it does not fit.
     """
     contexts = _parse_counts(plan.context, "--context", many=True)

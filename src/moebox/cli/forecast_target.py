@@ -15,7 +15,7 @@ from moebox.core.recipe import Recipe
 from moebox.core.setting import split_setting
 from moebox.engines import check_recipe, memory_budget
 from moebox.errors import DoesNotFit, refuse_if
-from moebox.flows import boxes, recipes
+from moebox.flows import recipes
 from moebox.planner.choose import choose_plan, search_candidates
 from moebox.planner.constraints import CommonConstraints, Constraints, parse_expert_counts, split_constraints
 from moebox.planner.fit import Misfit, find_misfit
@@ -136,10 +136,10 @@ def find_target(
     ram, ram_bandwidth = memory.values()
     if recipes.is_recipe(name):
         recipe = recipes.load_recipe(name, others)
-        deployment = deploy(recipe, boxes.box_for_recipe(recipe, box, ram=ram, ram_bandwidth=ram_bandwidth))
+        deployment = deploy(recipe, recipes.box_for_recipe(recipe, box, ram=ram, ram_bandwidth=ram_bandwidth))
         check_recipe(deployment)
         return _describe_deployment(deployment.with_default_context())
-    place = boxes.calibrated_box(box, ram=ram, ram_bandwidth=ram_bandwidth)
+    place = recipes.calibrated_box(box, ram=ram, ram_bandwidth=ram_bandwidth)
     model, checkpoints = resolve_model(name)
     constraints, others = split_constraints(others, constraints)
     try:

@@ -9,7 +9,7 @@ from moebox import codec
 from moebox.checkpoint import ResolvedModel, look_up_model, remote
 from moebox.cli.display import make_grid, make_table
 from moebox.cli.flags import AsJson, Switch
-from moebox.cli.output import exit_code, print_lines, print_result, stdout_console
+from moebox.cli.output import print_lines, print_result, stdout_console
 from moebox.core.layers import Compressed, FeedForward, Gqa, LayerKind, Layers, Linear, Mamba, Mla
 from moebox.core.model import COMPONENTS, KV_BYTES, Checkpoint, Model
 from moebox.errors import BadInput, refuse_if, refuse_out_of_range
@@ -67,8 +67,7 @@ def models(*, everything: Annotated[Switch, Parameter(name="--all")] = False, js
             stdout_console().print()
             stdout_console().print(make_table(("read from the Hub", "size", "format", "on", "commit"), rows))
 
-    print_result(json, document, show_table)
-    return 0
+    return print_result(json, document, show_table)
 
 
 def add(repo: str, *, json: AsJson = False) -> int:
@@ -89,8 +88,7 @@ def add(repo: str, *, json: AsJson = False) -> int:
         stdout_console().print(model_page(known.model, known.checkpoints))
         print_lines(["", *known.notes])
 
-    print_result(json, kept_document(kept), show_row)
-    return 0
+    return print_result(json, kept_document(kept), show_row)
 
 
 def search(*words: str, limit: int = 20, json: AsJson = False) -> int:
@@ -107,8 +105,7 @@ def search(*words: str, limit: int = 20, json: AsJson = False) -> int:
     document = [{"repo": repo, "downloads": downloads, "tags": tags} for repo, downloads, tags in found]
     heads = ("repository", "downloads a month", "format")
     table = make_table(heads, rows, left_columns=heads[:1])
-    print_result(json, {"repositories": document}, lambda: stdout_console().print(table))
-    return exit_code(found)
+    return print_result(json, {"repositories": document}, lambda: stdout_console().print(table), good=found)
 
 
 def kept_document(kept: remote.KeptModel) -> Document:
@@ -139,8 +136,7 @@ def show(model: str, *, everything: Annotated[Switch, Parameter(name="--all")] =
         stdout_console().print(page(found, checkpoints))
         print_lines(f"note: {note}" for note in known.notes)
 
-    print_result(json, {**model_document(found, checkpoints), "notes": known.notes}, show_page)
-    return 0
+    return print_result(json, {**model_document(found, checkpoints), "notes": known.notes}, show_page)
 
 
 def model_document(model: Model, checkpoints: tuple[Checkpoint, ...]) -> Document:

@@ -9,14 +9,19 @@ from cyclopts import Parameter
 from moebox import api, codec
 from moebox.cli import plan_view
 from moebox.cli.display import print_assessment
-from moebox.cli.flags import AsJson, OutputPath, Switch, flag_name, given_flags
+from moebox.cli.flags import AsJson, OutputPath, Ram, RamBandwidth, Switch, given_flags
 from moebox.cli.forecast_target import NO_PLAN_ARGS, PlanArgs
 from moebox.cli.output import print_json, stderr_console, stdout_console, write_file
 from moebox.core.catalogue import known_divergences
 from moebox.core.plan import Goal, Plan
+from moebox.core.setting import flag_words
 from moebox.errors import DoesNotFit, refuse_if
 from moebox.flows import recipes
 from moebox.loose import Document
+
+# Keys of the JSON document that are fields of a plan.
+PLAN_KEYS: tuple[str, ...] = ("box", "goal", "recipe", "forecast", "answer_tok_s", "reasons", "warnings")
+PLAN_KEYS += ("alternatives", "refused", "why", "measured", "basis")
 
 
 def plan(
@@ -25,8 +30,8 @@ def plan(
     box: str | None = None,
     goal: Goal = "throughput",
     bold: Switch = False,
-    ram: str = "",
-    ram_bandwidth: str = "",
+    ram: Ram = "",
+    ram_bandwidth: RamBandwidth = "",
     args: Annotated[PlanArgs, Parameter(name="*")] = NO_PLAN_ARGS,
     why: Switch = False,
     memory: Switch = False,
@@ -45,8 +50,6 @@ def plan(
         box: COUNTxGPU such as 8x-rtx-pro-6000-server, or a TOML file. Default: this machine.
         goal: What to rank by.
         bold: Take the best forecast at once: drafts, fp8 cache and the patched image included.
-        ram: Memory to assume, such as 768GiB.
-        ram_bandwidth: Its bandwidth, such as 614GB/s.
         args: Settings that the plan must have.
         why: Print the arithmetic line by line, with the source of each constant, and the warnings in full.
         memory: Print the memory of every device by use.
@@ -79,13 +82,9 @@ def plan(
     if json:
         print_json(plan_document(chosen))
         return 0
-    settings = {"box": box, "goal": goal if goal != "throughput" else None, "bold": bold, "ram": ram}
-    settings |= {"ram_bandwidth": ram_bandwidth, **asdict(args), "offline": offline}
-    words = [model]
-    for name, value in settings.items():
-        if given_flags(**{name: value}):
-            words += [flag_name(name)] if value is True else [flag_name(name), str(value)]
-    command = shlex.join(["moebox", "plan", *words, "-o", "recipe.toml"])
+    given = {"box": box, "goal": goal if goal != "throughput" else None, "bold": bold, "ram": ram}
+    given |= {"ram_bandwidth": ram_bandwidth, **asdict(args), "offline": offline}
+    command = shlex.join(["moebox", "plan", model, *flag_words(given), "-o", "recipe.toml"])
     steps = plan_view.NextSteps(save=command, saved=output, here=not (box or ram))
     if why:
         stdout_console().print(plan_view.arithmetic_page(chosen, known.model))
@@ -116,9 +115,7 @@ def plan_document(chosen: Plan) -> Document:
         for device in memory.devices
     ]
     return {
-        "box": chosen.box,
-        "goal": chosen.goal,
-        "recipe": chosen.recipe,
+        **{name: getattr(chosen, name) for name in PLAN_KEYS},
         "memory": {
             "per_device": devices,
             "kv_tokens": memory.kv_tokens,
@@ -126,14 +123,5 @@ def plan_document(chosen: Plan) -> Document:
             "requests_of_context": memory.held_sequences(chosen.recipe.context, chosen.recipe.context),
             "fits": memory.fits,
         },
-        "forecast": chosen.forecast,
-        "answer_tok_s": chosen.answer_tok_s,
-        "reasons": chosen.reasons,
-        "warnings": chosen.warnings,
-        "alternatives": chosen.alternatives,
-        "refused": chosen.refused,
-        "why": chosen.why,
-        "measured": chosen.measured,
-        "basis": chosen.basis,
         "known_divergence": list(known_divergences(chosen.recipe.model)),
     }

@@ -12,7 +12,7 @@ from moebox.cli.flags import AsJson, OutputPath, Switch
 from moebox.cli.output import print_result, write_file
 from moebox.engines import find_refusals
 from moebox.escape import printable_line
-from moebox.flows import boxes, recipes
+from moebox.flows import recipes
 
 
 def render(
@@ -33,7 +33,7 @@ def render(
     """
     deployment = deploy(recipes.load_recipe(recipe))
     if not force:
-        boxes.refuse_misfit(deployment)
+        recipes.refuse_misfit(deployment)
     files = api.render(deployment.recipe, file_format)
     warnings = find_refusals(deployment)
     if output:

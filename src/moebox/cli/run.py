@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, Self
 from moebox import codec
 from moebox.cli import flags
 from moebox.cli.display import LiveDisplay, print_assessment
-from moebox.cli.flags import AsJson, Names, Switch
+from moebox.cli.flags import AsJson, Names, Ram, RamBandwidth, Switch
 from moebox.cli.output import confirm, exit_code, print_json, print_lines, stderr_console, stdout_console
-from moebox.core.pipeline import STEPS, Pipeline, PipelineStep, RunRequest, display_state
+from moebox.core.pipeline import STEPS, Pipeline, RunRequest, display_state
 from moebox.core.setting import Effort
 from moebox.core.traits import LAST_PORT
 from moebox.errors import refuse_if, refuse_out_of_range
-from moebox.flows import boxes, recipes
 from moebox.flows import pipeline as pipelines
+from moebox.flows import recipes
 from moebox.store import Run
-from moebox.units import format_count, format_seconds, format_tok_s
+from moebox.units import format_seconds, format_tok_s
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -47,8 +47,8 @@ def run(
     *,
     box: str = "",
     recipe: str = "",
-    ram: str = "",
-    ram_bandwidth: str = "",
+    ram: Ram = "",
+    ram_bandwidth: RamBandwidth = "",
     twin: Switch = False,
     until: str = "",
     skip: Names = (),
@@ -68,8 +68,6 @@ def run(
         model: A model from the catalogue, a folder with config.json, or a .gguf file.
         box: Plan for this box instead of this machine (with --twin, or to plan only).
         recipe: Start from this recipe instead of a plan: a file, or the name of a saved or shipped one.
-        ram: Memory to assume, such as 768GiB.
-        ram_bandwidth: Its bandwidth, such as 614GB/s.
         twin: Run against a simulation of the box; every result is marked as simulated.
         until: The last step: plan, doctor, rehearse, up, verify, climb, bench, task or report; --resume may go further.
         skip: Steps to leave out (comma-separated or repeated).
@@ -82,6 +80,7 @@ def run(
         resume: Resume this run, by folder or name; `latest` is the newest one.
     """
     from moebox.flows.run import Runner
+    from moebox.serve.session import EngineSession
     from moebox.stream.awake import AwakeClock
 
     if resume:
@@ -135,10 +134,10 @@ def run(
         if json:
             print_json({"run": str(folder.path), **codec.to_document(runner.pipeline)})
     if not json:
-        live = runner.engine.live
-        serving = live is not None and live.is_alive and not ended.simulated
+        live = runner.engine.session
+        serving = isinstance(live, EngineSession) and live.is_alive
         print_summary(folder, ended, serving=serving)
-        if live is not None and serving:
+        if isinstance(live, EngineSession) and serving:
             print_lines([f"endpoint  {live.endpoint.base_url}  model {live.endpoint.model}"])
             print_lines([f"stop      moebox down {live.instance.id}"])
         elif not ended.simulated:
@@ -156,7 +155,7 @@ def check_request(request: RunRequest) -> None:
     if request.twin:
         flags.refuse_unused("--twin has its own port and ends with the run", port=request.port, keep=request.keep)
     if request.box or request.ram or request.ram_bandwidth:
-        boxes.calibrated_box(request.box or None, ram=request.ram, ram_bandwidth=request.ram_bandwidth)
+        recipes.calibrated_box(request.box or None, ram=request.ram, ram_bandwidth=request.ram_bandwidth)
     elsewhere = request.box and not request.twin and request.until != STEPS[0]
     hint = "add --twin to simulate it, or --until plan"
     refuse_if(elsewhere, f"{request.box} is not this machine", hint=hint)
@@ -226,7 +225,7 @@ class RunView(LiveDisplay):
             else:
                 mark = STEP_MARKS[display_state(what.state, what.figures)]
                 took = f"{format_seconds(what.seconds)}  " if what.state == "done" else ""
-                line = f"{mark} {what.name} {took}{self._step_text(what)}".rstrip()
+                line = f"{mark} {what.name} {took}{what.text}".rstrip()
         else:
             text = str(what)
             if kind == "check":
@@ -238,19 +237,6 @@ class RunView(LiveDisplay):
             line = f"    {text}"
         if not self.live and not self.quiet:
             print_lines([line])
-
-    def _step_text(self, step: PipelineStep) -> str:
-        """Return what a step will do, why it ended, or its figures."""
-        if step.state == "waiting":
-            return STEP_TEXTS[step.name]
-        if step.state in ("skipped", "failed"):
-            return step.why
-        figures = []
-        for name, value in step.figures.items():
-            if name != "report":
-                text = format_count(value) if isinstance(value, int) and not isinstance(value, bool) else value
-                figures.append(f"{name.replace('_', ' ')} {text}")
-        return ", ".join(figures)
 
     def __rich__(self) -> "RenderableType":
         from rich.console import Group
@@ -273,13 +259,10 @@ class RunView(LiveDisplay):
                 for line in self.lines[-MOST_LINES:]:
                     table.add_row("", "", "", Text(line, style="dim"))
             else:
-                if step.state == "done":
-                    when = format_seconds(step.seconds)
-                else:
-                    when = f"~ {format_seconds(takes_s)}" if step.state == "waiting" and takes_s else ""
-                table.add_row(
-                    *(Text(cell, style=style) for cell in (STEP_MARKS[state], name, when, self._step_text(step)))
-                )
+                when, text = format_seconds(step.seconds) if step.state == "done" else "", step.text
+                if step.state == "waiting":
+                    when, text = f"~ {format_seconds(takes_s)}" if takes_s else "", STEP_TEXTS[name]
+                table.add_row(*(Text(cell, style=style) for cell in (STEP_MARKS[state], name, when, text)))
         head = Text(f"{'SIMULATION  ' if self.simulated else ''}run {self.run.id}", style="bold")
         past_s = self.now() - max(self.started.values(), default=self.now())
         left = pipelines.time_left_text(self.steps.values(), self.request, self.expected, past_s=past_s)

@@ -67,7 +67,7 @@ def up(
     """
     from moebox.checkpoint import deploy
     from moebox.core.engine_event import PlanReality, RemedyApplied
-    from moebox.flows import boxes, recipes
+    from moebox.flows import recipes
     from moebox.serve import reality
     from moebox.serve.faults import LaunchFailed
     from moebox.serve.order import require_engine
@@ -83,7 +83,7 @@ def up(
     where.check_recipe(deployment.recipe)
     if dry_run:
         if not force:
-            boxes.refuse_misfit(deployment)
+            recipes.refuse_misfit(deployment)
         return print_command(deployment, where, json=json)
     flags.refuse_without("--dry-run", force=force)
     restore_interrupted()
@@ -169,7 +169,7 @@ def print_command(deployment: "Deployment", where: NodeSelection = THIS_MACHINE,
 def known_problems(deployment: "Deployment") -> "list[PlanWarning]":
     """Return what is known to go wrong on this machine, or on the planned box if this machine has no GPU."""
     from moebox import detect, engines
-    from moebox.flows.boxes import box_for_recipe
+    from moebox.flows.recipes import box_for_recipe
 
     box = detect.load_box()
     if not box.gpus and deployment.recipe.planned_for.box:
@@ -181,9 +181,9 @@ def print_warnings(deployment: "Deployment") -> None:
     """Print who may use the engine and which known problems the start may meet."""
     from moebox.engines.assemble import LOOPBACK
     from moebox.engines.refusals import PATCHABLE_SYMPTOMS
-    from moebox.flows import boxes
+    from moebox.flows import recipes
 
-    if misfit := boxes.find_recipe_misfit(deployment):
+    if misfit := recipes.find_recipe_misfit(deployment):
         stderr_console().print(f"warning: {misfit.text} ({misfit.remedy})", markup=False)
     listen = deployment.recipe.listen
     if not listen.key_env:
@@ -216,11 +216,7 @@ def start_engine(deployment: "Deployment", run: "Run", patience_s: float, where:
         if session.disk_rate:
             forecast = read_forecast(session.weights_bytes, session.disk_rate)
             stderr_console().print(f"loading {format_gb(session.weights_bytes)} of weights: {forecast}", markup=False)
-        try:
-            session.wait_ready(patience_s=patience_s)
-        except BaseException:
-            session.stop()
-            raise
+        session.wait_ready(patience_s=patience_s)
         session.listener = None
     return session
 

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from moebox import codec
 from moebox.cli import flags
 from moebox.cli.flags import AsJson
-from moebox.cli.output import exit_code, print_lines, print_result
+from moebox.cli.output import print_lines, print_result
 from moebox.cli.ps import restore_interrupted
 from moebox.cli.signals import interrupt_message
 
@@ -50,10 +50,8 @@ def rollback(recipe: str = "", *, json: AsJson = False) -> int:
     restore_interrupted()
     gone = roll_back(recipe)
     text = f"{gone.name} is as it was before the upgrade ({gone.file})"
-    print_result(
-        json, {"name": gone.name, "file": gone.file, "live": gone.live is not None}, lambda: print_lines([text])
-    )
-    return 0
+    document = {"name": gone.name, "file": gone.file, "live": gone.live is not None}
+    return print_result(json, document, lambda: print_lines([text]))
 
 
 def bisect(
@@ -90,9 +88,10 @@ def _try(named: str, to: str, by: str, source: str, *, switch_to_it: bool, json:
     from moebox import detect
     from moebox.checkpoint import deploy
     from moebox.core.event import UpgradeStep
+    from moebox.core.upgrade_result import UPGRADE_FILE
     from moebox.flows import recipes, switch
     from moebox.flows.compare import CompareEffort
-    from moebox.flows.upgrade import UPGRADE_FILE, UpgradeEffort, parse_judges, try_upgrade, upgrade_recipe
+    from moebox.flows.upgrade import UpgradeEffort, parse_judges, try_upgrade, upgrade_recipe
     from moebox.serve.order import require_engine
     from moebox.store import Run
 
@@ -137,5 +136,4 @@ def _try(named: str, to: str, by: str, source: str, *, switch_to_it: bool, json:
         lines.append(f"{old.name} is switched; `moebox upgrade rollback` returns")
     elif switch_to_it:
         lines.append("not switched: the old version is what runs")
-    print_result(json, document, lambda: print_lines(lines))
-    return exit_code(good)
+    return print_result(json, document, lambda: print_lines(lines), good=good)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 from moebox.cli import flags
 from moebox.cli.bench.results import sparkline
 from moebox.cli.display import LiveDisplay
-from moebox.cli.flags import AsJson
+from moebox.cli.flags import AsJson, KeyEnv, ServedModel
 from moebox.cli.output import exit_code, print_json, stderr_console, stdout_console
 from moebox.cli.target import create_run, find_endpoint, warn_simulation
 from moebox.errors import INTERRUPTED, refuse_if
@@ -19,8 +19,7 @@ from moebox.units import format_seconds
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from moebox.flows.diagnose import MetricsLook
-    from moebox.flows.watch import EndpointWatcher
+    from moebox.flows.watch import EndpointWatcher, MetricsLook
 
 LAST_CHECK_S = 120.0  # for a check that is still running at the end
 LOOKS = 40  # shown in a chart
@@ -29,8 +28,8 @@ LINE_S = 10.0  # between lines without a terminal
 
 def watch(
     *targets: str,
-    model: str = "",
-    key_env: str = "",
+    model: ServedModel = "",
+    key_env: KeyEnv = "",
     every: str = "2s",
     canary: str = "5m",
     time: str = "",
@@ -44,8 +43,6 @@ def watch(
 
     Args:
         targets: URLs, recipes, or names of engines that moebox started. Default: all that are running.
-        model: The served model name. Default: the only one that the server lists.
-        key_env: The environment variable that holds the key.
         every: How often to read the metrics.
         canary: How often to run a check (plain, arithmetic, streaming, tools in turn); 0 never.
         time: How long to watch.

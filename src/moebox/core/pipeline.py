@@ -58,6 +58,23 @@ class PipelineStep:
         """It is not to be done any more."""
         return self.state in ("done", "skipped")
 
+    @property
+    def text(self) -> str:
+        """Why it failed or was left out, else its figures."""
+        if self.state in ("failed", "skipped"):
+            return self.why
+        shown = {name.replace("_", " "): value for name, value in self.figures.items() if name != "report"}
+        return ", ".join(f"{name} {figure_text(value)}" for name, value in shown.items())
+
+
+def figure_text(value: object) -> str:
+    """A figure as users write it: "yes", "1,024", "0.1235"."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
 
 def display_state(state: str, figures: Mapping[str, object]) -> str:
     """How a step is shown: one that was done and found checks or requests that fail is not shown as good."""

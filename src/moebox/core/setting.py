@@ -4,7 +4,7 @@ import dataclasses
 import json
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -53,6 +53,16 @@ def setting_flags(value: Any, usual: Any, above: str = "") -> list[str]:
             text = f"{Decimal(repr(new)).normalize():f}" if isinstance(new, float) else str(new)
         flags += ["--set", f"{above}{field.name}={text}"]
     return flags
+
+
+def flag_words(flags: Mapping[str, object]) -> list[str]:
+    """Return the flags that have a value as words of a command; True is a flag alone, "ram_bandwidth" a name of one."""
+    words: list[str] = []
+    for name, value in flags.items():
+        flag = name if name.startswith("-") else f"--{name.strip('_').replace('_', '-')}"
+        if value is not False and value not in (None, "", ()):
+            words += [flag] if value is True else [flag, str(value)]
+    return words
 
 
 def setting_names(kind: Any) -> list[str]:

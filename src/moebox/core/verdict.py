@@ -38,6 +38,12 @@ class Score:
     def share(self) -> float:
         return self.passed / self.trials if self.trials else 0.0
 
+    @property
+    def text(self) -> str:
+        """ "3 of 4 (30–95%)"."""
+        interval = f"({self.low * 100:.0f}–{self.high * 100:.0f}%)"
+        return f"{self.passed} of {self.trials} {interval}" if self.trials else "none tried"
+
 
 def wilson_score(passed: int, trials: int) -> Score:
     """Wilson's score interval, which holds for few trials and for shares near 0 or 1."""
@@ -185,6 +191,11 @@ class CheckResults:
     sandbox: str = ""  # the isolation that the model's code ran in
     requests: int = 0
     seconds: float = 0.0
+
+    @property
+    def marks(self) -> dict[str, Mark]:
+        """The verdict of each check by its name."""
+        return {check.name: check.verdict for check in self.rungs}
 
     @property
     def verdict(self) -> Mark:

@@ -2,7 +2,6 @@
 
 import functools
 import json
-import shlex
 from dataclasses import dataclass, field
 
 from moebox import codec
@@ -164,43 +163,3 @@ def litellm_keys(router: RouterSettings, model: str, host: str) -> str:
         )
         lines.append(f'  -d "{text}" > /dev/null && echo {name}')
     return "\n".join(lines) + "\n"
-
-
-def router_script(router: RouterSettings, started: RouterStart, *, title: str) -> str:
-    """A shell script that starts the router in the folder of its files."""
-    known = router_traits()[router.kind]
-    lines = [
-        "#!/usr/bin/env bash",
-        f"# {title}: {router.kind} (written for {known.tested}) at http://{router.host}:{router.port}/v1",
-        f"# {known.note}",
-        "set -euo pipefail",
-        'cd "$(dirname "$0")"',
-        *(f': "${{{name}:?holds a key}}"' for name in started.key_envs),
-        *(f"export {name}={shlex.quote(value)}" for name, value in started.env.items()),
-    ]
-    lines.append(f"# pip install '{known.package}=={known.tested}'")
-    lines.append('PYTHON="${PYTHON:-python3}"')
-    lines.append("exec " + " ".join(['"$PYTHON"', *map(shlex.quote, started.argv)]))
-    return "\n".join(lines) + "\n"
-
-
-def compose_service(router: RouterSettings, started: RouterStart, after: list[str]) -> Document:
-    """The router as a Compose service on the host network, where members publish their ports."""
-    known = router_traits()[router.kind]
-    install = f"pip install --quiet --no-cache-dir '{known.package}=={known.tested}'"
-    service: Document = {
-        "image": "python:3.12-slim",
-        "network_mode": "host",
-        "command": ["bash", "-c", f"{install} && exec python3 {shlex.join(started.argv)}".replace("$", "$$")],
-        "restart": "unless-stopped",
-        "stop_grace_period": "180s",
-    }
-    if started.files:
-        service["working_dir"] = "/fleet"
-        service["volumes"] = ["./:/fleet:ro"]
-    keys = {name: f"${{{name}:?holds a key}}" for name in started.key_envs}
-    if keys or started.env:
-        service["environment"] = keys | started.env
-    if after:
-        service["depends_on"] = {name: {"condition": "service_healthy"} for name in after}
-    return service

@@ -15,6 +15,7 @@ from moebox.stream import run_to_end
 from moebox.verify import tokens
 from moebox.verify.checks.alive import probe_models
 from moebox.verify.checks.json_modes import schema_violation
+from moebox.verify.checks.streaming import common_length
 from moebox.verify.checks.tools import call_problem
 from moebox.verify.client import ExchangeClient
 from moebox.verify.options import VerifyOptions
@@ -179,21 +180,16 @@ def sign_test(lost: int, gained: int) -> float:
     return math.fsum(math.comb(changed, number) * 0.5**changed for number in range(lost, changed + 1))
 
 
-def _common_length(left: Sequence[object], right: Sequence[object]) -> int:
-    pairs = enumerate(zip(left, right, strict=False))
-    return next((index for index, (item, other) in pairs if item != other), min(len(left), len(right)))
-
-
 def _first_difference(a: ServerAnswer, b: ServerAnswer) -> Divergence:
     """The first token that differs, or the first word if a server has no tokenizer endpoint."""
     by_token = bool(a.pieces and b.pieces)
     left, right = (a.pieces, b.pieces) if by_token else (a.text.split(), b.text.split())
-    spot = _common_length(a.text, b.text)
+    spot = common_length(a.text, b.text)
     begin = max(0, spot - 20)
     return Divergence(
         family=a.family,
         question=a.question,
-        at=_common_length(left, right),
+        at=common_length(left, right),
         unit="token" if by_token else "word",
         a=a.text[begin : spot + 40],
         b=b.text[begin : spot + 40],

@@ -126,10 +126,9 @@ def bisect_versions(
             if is_end:
                 raise
             return "skip", problem.message
-        folder = run.path / f"{run.id}-{sum(map(len, state.marks.values())):02d}"
-        folder.mkdir(exist_ok=True)
+        folder = run.make_folder(f"{run.id}-{sum(map(len, state.marks.values())):02d}")
         effort = UpgradeEffort(compare=CompareEffort(rounds=6, most_rounds=24, seed=random.randrange(10**6)))
-        result = try_upgrade(good, new, ("good", version), Run(folder), judges=judges, effort=effort, box=box)
+        result = try_upgrade(good, new, ("good", version), folder, judges=judges, effort=effort, box=box)
         if result.outcome in ("keep", "no difference"):
             return "good", ""
         is_bad = result.outcome == "roll back" and ("B" in result.sides or is_end)
@@ -210,8 +209,8 @@ def _run_git(tree: str, *words: str) -> str:
     refuse_if(not Path(tree).is_dir(), f"{tree}: not a source tree", hint="--source names a git repository")
     argv = ["git", "-C", tree, *words]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, env=chosen_environment())
-    if done.returncode:
-        raise BadInput(f"{tree}: {done.stderr.strip().splitlines()[0][:200] if done.stderr.strip() else 'git failed'}")
+    text = f"{tree}: {done.stderr.strip().splitlines()[0][:200] if done.stderr.strip() else 'git failed'}"
+    refuse_if(done.returncode, text)
     return done.stdout
 
 

@@ -221,9 +221,7 @@ def time_boot(work: BootMeasurement, session: EngineSession, model: Model, *, de
             work.notes.append(f"{work.depth.text}: the budget ended before every step was timed as often as needed")
             work.left_out = max(work.left_out, 1)
             return
-        session.wait_for_cause()
-        cause = session.watch.search.cause
-        hint = f"{cause.cause} {cause.remedy}" if cause else f"the log is {session.log}"
+        hint = session.explain_failure()
         if session.is_alive:
             raise AnswerIsNo(f"{problem.message} ({work.depth.text})", hint=hint) from None
         how = describe_exit(session.instance.guard_state.code)

@@ -13,7 +13,7 @@ from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Recipe
 from moebox.detect import host, nvml
 from moebox.engines.engine import load_engine
-from moebox.errors import BadInput
+from moebox.errors import BadInput, refuse_if
 from moebox.serve import preflight
 from moebox.serve.dummy import ggml_type, write_gguf
 from moebox.serve.faults import LaunchFailed
@@ -64,8 +64,7 @@ def choose_depths(
         few = min(max(model.dense_layers + FEW, least), model.layers)
         more = min(max(layers_that_fit(recipe, model, checkpoint, box), few + 1), MOST, model.layers)
         few = min(few, more - 1)
-    if few < least:
-        raise BadInput(f"{model.title} has {model.layers} layers: too few to measure with two depths")
+    refuse_if(few < least, f"{model.title} has {model.layers} layers: too few to measure with two depths")
     if not split:
         return BootDepth(layers=few), BootDepth(layers=more)
     if split >= model.moe_layers:

@@ -8,22 +8,22 @@ other half after them.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from moebox.checkpoint import deploy
 from moebox.core.endpoint import Endpoint
 from moebox.core.recipe import Recipe
-from moebox.core.verdict import Gain
+from moebox.core.upgrade_result import SMALL, GainAtConcurrency
 from moebox.errors import ExternalError
 from moebox.flows.answers import QUESTIONS, AnswerComparison, ServerAnswer, collect_answers, compare_answers
-from moebox.flows.gain import CONFIDENCE, paired_gain
 from moebox.flows.pace import (
+    CONFIDENCE,
     ROUNDS,
     SpeedMeter,
     SpeedRounds,
     acceptance_rate,
     measure_in_turn,
     measure_speed,
+    paired_gain,
     read_draft_counts,
 )
 from moebox.quality.judge import QualityVerdict
@@ -33,7 +33,6 @@ from moebox.serve.state import hold_endpoint
 from moebox.store import Run
 from moebox.units import plural
 
-SMALL = 0.02  # a smaller difference in speed does not matter
 MARGIN = 0.10  # an interval of the difference beyond it is too wide to call two speeds the same
 
 
@@ -44,29 +43,6 @@ class MeasuredSide:
     paces: tuple[SpeedRounds, ...]
     acceptance: float | None  # of draft tokens, if the engine counts them
     kv_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GainAtConcurrency:
-    """Speed gain of B over A at one load."""
-
-    concurrency: int
-    a_tok_s: float
-    b_tok_s: float
-    a_ttft_ms: float
-    b_ttft_ms: float
-    gain: Gain | None
-    what: Literal["decode", "prefill"] = "decode"
-
-    @property
-    def is_different(self) -> bool:
-        """Significant, and large enough to matter."""
-        return self.gain is not None and self.gain.is_significant and abs(self.gain.share) >= SMALL
-
-    @property
-    def is_slower(self) -> bool:
-        """Slower by more than SMALL over the whole interval; a build may fail for it."""
-        return self.gain is not None and self.gain.high < -SMALL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,18 +106,11 @@ def compare_targets(
         return _measure_one_by_one(a, b, run, effort, listener)
     listener.on_start("A")
     with live_endpoint(a, "A", run) as left:
-        listener.on_ready("A", left, side_run(run, "A"))
+        listener.on_ready("A", left, run.make_folder(f"{run.id}-A"))
         listener.on_start("B")
         with live_endpoint(b, "B", run) as right:
-            listener.on_ready("B", right, side_run(run, "B"))
+            listener.on_ready("B", right, run.make_folder(f"{run.id}-B"))
             return measure_both(left, right, effort, listener)
-
-
-def side_run(run: Run, name: str) -> Run:
-    """The folder of one side's engine inside the run."""
-    folder = run.path / f"{run.id}-{name}"
-    folder.mkdir(parents=True, exist_ok=True)
-    return Run(folder)
 
 
 def target_names(*sides: CompareTarget) -> dict[str, str]:
@@ -159,7 +128,9 @@ def live_endpoint(target: CompareTarget, name: str, run: Run) -> Iterator[Endpoi
     if isinstance(target, Endpoint):
         yield target
         return
-    with ports.start_on_free_port(deploy(target), side_run(run, name), notify=lambda text: None) as engine:
+    with ports.start_on_free_port(
+        deploy(target), run.make_folder(f"{run.id}-{name}"), notify=lambda text: None
+    ) as engine:
         yield engine.endpoint
         if not engine.is_alive:
             raise ExternalError(f"{engine.endpoint.base_url} ended while it was measured", hint=f"log: {engine.log}")
@@ -223,11 +194,11 @@ def _measure_one_by_one(
     late = replace(effort, rounds=max(1, effort.rounds // 2), questions=0)
     listener.on_start("A")
     with live_endpoint(a, "A", run) as endpoint:
-        listener.on_ready("A", endpoint, side_run(run, "A"))
+        listener.on_ready("A", endpoint, run.make_folder(f"{run.id}-A"))
         first = measure_side("A", endpoint, early, listener)
     listener.on_start("B")
     with live_endpoint(b, "B", run) as endpoint:
-        listener.on_ready("B", endpoint, side_run(run, "B"))
+        listener.on_ready("B", endpoint, run.make_folder(f"{run.id}-B"))
         second = measure_side("B", endpoint, replace(effort, rounds=early.rounds + late.rounds), listener)
     listener.on_start("A")
     with live_endpoint(a, "A2", run) as endpoint:

@@ -106,14 +106,10 @@ def _run_block(
     options: TaskOptions,
     notify: Callable[[str, JobResult], None],
 ) -> list[JobResult]:
-    folder = run.path / side
-    folder.mkdir(exist_ok=True)
-    worker = OwnAgent(
-        ReplySettings(endpoint=endpoint, api=options.api, temperature=options.temperature, thinking=options.thinking)
-    )
+    worker = OwnAgent(ReplySettings(endpoint=endpoint))
     task_run = runner.prepare_task_run(endpoint, wanted, worker, options)
     listener = JobListener(on_end=lambda result: notify(side, result))
-    mine = Run(folder)
+    mine = run.make_folder(side)
     before = load_task_run(mine)
     results = runner.run_jobs(task_run, worker, mine, options, listener).results
     if before is not None:

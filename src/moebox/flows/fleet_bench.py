@@ -8,9 +8,8 @@ from moebox.bench.measure import measure_load
 from moebox.bench.probe import probe_endpoint
 from moebox.core.endpoint import Endpoint
 from moebox.core.measure import Load, Workload
-from moebox.errors import BadInput
-from moebox.flows.fleet_record import FleetRecord
-from moebox.flows.fleet_up import find_router_program, start_router
+from moebox.errors import refuse_if
+from moebox.flows.fleet_up import FleetRecord, find_router_program, start_router
 from moebox.serve.program import GuardedProgram
 from moebox.serve.watch import Notify
 from moebox.units import plural
@@ -50,8 +49,8 @@ def bench_fleet(
     record: FleetRecord, sizes: tuple[int, ...], load: FleetLoad, *, notify: Notify = lambda _: None
 ) -> list[FleetBenchStep]:
     """Measure with a separate router in front of the first 1, 2, … members."""
-    if not sizes or min(sizes) < 1 or max(sizes) > len(record.members):
-        raise BadInput(f"{record.name} has {len(record.members)} members", hint="--members 1,2")
+    text = f"{record.name} has {len(record.members)} members"
+    refuse_if(not sizes or min(sizes) < 1 or max(sizes) > len(record.members), text, hint="--members 1,2")
     steps: list[FleetBenchStep] = []
     for size in sizes:
         notify(f"{plural(size, 'member')} behind {record.router.kind}")

@@ -1,29 +1,20 @@
 """`moebox fleet plan`: how many of which box, by simulated fleets with their cost."""
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from moebox import codec
-from moebox.checkpoint import deploy, resolve_model
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
 from moebox.core.plan import Memory
 from moebox.core.recipe import Recipe
-from moebox.engines import check_recipe, memory_budget
-from moebox.errors import BadInput
+from moebox.errors import refuse_if
 from moebox.fleet.cost import Cost, Prices, fleet_cost
-from moebox.fleet.file import Fleet, recipe_path
 from moebox.fleet.simulate import BoxModel, FleetOutcome, FleetQuestion
 from moebox.fleet.size import MAX_BOXES, SizedFleet, size_fleet
-from moebox.flows import boxes, recipes
-from moebox.planner.choose import choose_plan
-from moebox.planner.constraints import Constraints, split_constraints
 from moebox.planner.simulate import scheduler_rules
 from moebox.planner.speed import Speed
-
-SHORTEST = 8192  # tokens of context, at least
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,50 +59,13 @@ class FleetPlan:
     listed: FleetOutcome | None = None
 
 
-def candidate_for_model(name: str, box: str, question: FleetQuestion, settings: Sequence[str] = ()) -> FleetCandidate:
-    """The plan for the model on this box, with the settings (path=value) that it must have."""
-    model, forms = resolve_model(name)
-    where = boxes.calibrated_box(box)
-    constraints, others = split_constraints(settings, Constraints())
-    if not constraints.context:  # the power of two that holds the longest mean conversation
-        longest = 1 << (question.work.longest - 1).bit_length()
-        constraints = replace(constraints, context=min(max(SHORTEST, longest), model.context))
-    plan = choose_plan(where, model, forms, constraints)
-    if not others:
-        return _make_candidate(deploy(plan.recipe, where), plan.memory)
-    changed = deploy(recipes.change_recipe(plan.recipe, others), where)
-    check_recipe(changed)
-    return _make_candidate(changed, memory_budget(changed))
-
-
-def candidate_for_recipe(name: str, box: str, settings: Sequence[str] = (), *, force: bool = False) -> FleetCandidate:
-    """A recipe on this box or the one it was planned for; `force` takes one that does not fit."""
-    recipe = recipes.load_recipe(name, settings)
-    deployment = deploy(recipe, boxes.box_for_recipe(recipe, box))
-    check_recipe(deployment)
-    if not force:
-        boxes.refuse_misfit(deployment)
-    return _make_candidate(deployment.with_default_context(), memory_budget(deployment))
-
-
-def _make_candidate(deployment: Deployment, memory: Memory) -> FleetCandidate:
+def make_candidate(deployment: Deployment, memory: Memory) -> FleetCandidate:
     box, recipe = deployment.required_box, deployment.recipe
-    if memory.kv_tokens < 1:
-        raise BadInput(f"{recipe.name} on {box.name} leaves no room for a cache", hint="`moebox plan` shows the memory")
+    hint = "`moebox plan` shows the memory"
+    refuse_if(memory.kv_tokens < 1, f"{recipe.name} on {box.name} leaves no room for a cache", hint=hint)
     speed = Speed.for_deployment(deployment)
     rules = scheduler_rules(recipe, memory.kv_tokens, speed, memory)
     return FleetCandidate(box=box, recipe=recipe, model=BoxModel(name=box.name, speed=speed, rules=rules))
-
-
-def member_candidates(fleet: Fleet, path: Path, *, force: bool = False) -> list[FleetCandidate]:
-    """A candidate for every member of a fleet file. Raise BadInput for a member without a recipe."""
-    found = []
-    for member in fleet.member:
-        if not member.recipe:
-            text = f"{path}: {member.name} is a url, and a plan needs its recipe and box"
-            raise BadInput(text, hint='recipe = "…", box = "…"')
-        found.append(candidate_for_recipe(recipe_path(path, member), member.box, force=force))
-    return found
 
 
 def plan_fleet(

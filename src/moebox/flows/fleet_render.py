@@ -3,26 +3,29 @@
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from moebox import yaml_text as yaml
 from moebox.checkpoint import deploy
 from moebox.core.recipe import Recipe
 from moebox.data import FOLDER
-from moebox.errors import BadInput
-from moebox.fleet import k8s, routers
+from moebox.errors import refuse_if
+from moebox.fleet import routers
 from moebox.fleet.file import Fleet, RouterKind, read_fleet, recipe_path, served_name
-from moebox.flows import boxes
-from moebox.flows.recipes import load_recipe
-from moebox.render import render
+from moebox.flows.recipes import box_for_recipe, load_recipe, refuse_misfit
+from moebox.render import load_template, render
 
 FleetFormat = Literal["router", "compose", "k8s", "slurm"]
-FLEET_FORMATS: tuple[FleetFormat, ...] = get_args(FleetFormat)
 Files = dict[str, str]  # name -> text
-GPUS_NOTE = """# Needs Compose 2.20 or newer (include). Every member takes all GPUs of its machine:
-# where several share a machine, give each its own `device_ids`.
-"""
-WRITTEN = "# Written by moebox from {file}; change that and render again."
+# The router's file by format, its template, and how the names of the members' files end.
+FILES: dict[FleetFormat, tuple[str, str, str]] = {
+    "router": ("router.sh", "router.sh.j2", ""),
+    "compose": ("compose.yaml", "router_compose.yaml.j2", ".yaml"),
+    "k8s": ("router.yaml", "router_k8s.yaml.j2", ".yaml"),
+    "slurm": ("fleet.sh", "router_jobs.sh.j2", ".sbatch"),
+}
+# Members' hosts: a Service has a member's name; a script fills in the hosts of Slurm. Otherwise the recipe's own.
+HOSTS: dict[FleetFormat, str] = {"k8s": "{name}", "slurm": "@{name}@"}
 
 
 def render_fleet(
@@ -32,31 +35,41 @@ def render_fleet(
     fleet = read_fleet(path)
     if kind:
         fleet = replace(fleet, router=replace(fleet.router, kind=kind))
-    if not fleet.router.port:
-        raise BadInput(f"{path}: router.port: a rendered fleet needs a fixed port", hint="e.g. 8080")
+    refuse_if(not fleet.router.port, f"{path}: router.port: a rendered fleet needs a fixed port", hint="e.g. 8080")
     recipes = _read_recipes(fleet, path)
     for member in fleet.member:
         if member.name in recipes and not force:
             recipe = recipes[member.name]
-            boxes.refuse_misfit(deploy(recipe, boxes.box_for_recipe(recipe, member.box) if member.box else None))
+            refuse_misfit(deploy(recipe, box_for_recipe(recipe, member.box) if member.box else None))
     model = served_name(fleet.member, recipes)
-    written = WRITTEN.format(file=path.name)
-    if fleet_format == "k8s":
-        return _render_kubernetes(fleet, recipes, model, written)
-    host = "@{name}@" if fleet_format == "slurm" else ""  # the script fills in the hosts
-    start = routers.router_start(fleet.router, model, _router_members(fleet, recipes, host=host))
-    configs = {name: f"{written}\n{text}" for name, text in start.files.items()}
+    bind = "0.0.0.0" if fleet_format == "k8s" else ""  # noqa: S104
+    members = _router_members(fleet, recipes, host=HOSTS.get(fleet_format, ""))
+    start = routers.router_start(fleet.router, model, members, host=bind)
+    known = routers.router_traits()[fleet.router.kind]
+    install = f"pip install --quiet --no-cache-dir '{known.package}=={known.tested}'"
+    written = f"# Written by moebox from {path.name}; change that and render again."
+    file, template, suffix = FILES[fleet_format]
+    text = load_template(template).render(
+        fleet=fleet,
+        name=f"{fleet.name}-router",
+        router=fleet.router,
+        known=known,
+        start=start,
+        command=f"{install} && exec python3 {shlex.join(start.argv)}",
+        metrics_port=routers.metrics_port(fleet.router),
+        ports={name: recipe.listen.port for name, recipe in recipes.items()},
+        words=_slurm_words(start, list(recipes)),
+        wait=(FOLDER / "slurm_wait.sh").read_text(encoding="utf-8"),
+        written=written,
+    )
+    configs = {name: f"{written}\n{config}" for name, config in start.files.items()}
     if fleet_format == "router":
-        return {"router.sh": routers.router_script(fleet.router, start, title=fleet.name), **configs}
-    if fleet_format == "slurm":
-        files = {f"{name}.sbatch": render(deploy(recipe), "slurm") for name, recipe in recipes.items()}
-        return {"fleet.sh": _slurm_script(fleet, recipes, start, written), **files, **configs}
-    files = {f"{name}.yaml": render(deploy(recipe), "compose") for name, recipe in recipes.items()}
-    service = routers.compose_service(fleet.router, start, list(recipes))
-    document: dict[str, object] = {"include": list(files)} if files else {}
-    document["services"] = {f"{fleet.name}-router": service}
-    head = f"{written}\n{GPUS_NOTE}" if len(recipes) > 1 else f"{written}\n"
-    return {"compose.yaml": head + yaml.dump_yaml(document), **files, **configs}
+        return {file: text, **configs}
+    launches = {f"{name}{suffix}": render(deploy(recipe), fleet_format) for name, recipe in recipes.items()}
+    if fleet_format == "k8s":
+        launches[file] = text
+        return {"kustomization.yaml": f"{written}\n{yaml.dump_kustomization(launches, fleet.name)}", **launches}
+    return {file: text, **launches, **configs}
 
 
 def _read_recipes(fleet: Fleet, path: Path) -> dict[str, Recipe]:
@@ -87,43 +100,13 @@ def _router_members(fleet: Fleet, recipes: dict[str, Recipe], *, host: str = "")
     return tuple(members)
 
 
-def _render_kubernetes(fleet: Fleet, recipes: dict[str, Recipe], model: str, written: str) -> Files:
-    members = _router_members(fleet, recipes, host="{name}")  # every member has a Service with its name
-    start = routers.router_start(fleet.router, model, members, host="0.0.0.0")  # noqa: S104
-    files = {f"{name}.yaml": render(deploy(recipe), "k8s") for name, recipe in recipes.items()}
-    name = f"{fleet.name}-router"
-    documents = k8s.router_manifests(name, fleet.router, start)
-    documents += k8s.network_policies(name, {member: recipe.listen.port for member, recipe in recipes.items()})
-    files["router.yaml"] = f"{written}\n" + yaml.dump_documents(documents)
-    base = k8s.kustomization_manifest(sorted(files), labels={"app.kubernetes.io/part-of": fleet.name})
-    return {"kustomization.yaml": f"{written}\n" + yaml.dump_yaml(base), **files}
-
-
-def _slurm_script(fleet: Fleet, recipes: dict[str, Recipe], start: routers.RouterStart, written: str) -> str:
-    """A script that submits every member, waits until each answers, and runs the router. Its end cancels the jobs."""
-    known = routers.router_traits()[fleet.router.kind]
-    lines = [
-        "#!/usr/bin/env bash",
-        written,
-        f"# {fleet.name}: submits {len(recipes)} members and runs {fleet.router.kind} ({known.tested}) here.",
-        f"# {known.note}",
-        "set -euo pipefail",
-        'cd "$(dirname "$0")"',
-        *(f': "${{{name}:?holds a key}}"' for name in start.key_envs),
-        *(f"export {name}={shlex.quote(value)}" for name, value in start.env.items()),
-        (FOLDER / "slurm_wait.sh").read_text(encoding="utf-8"),
-        *(f'jobs+=("$(sbatch --parsable {shlex.quote(name)}.sbatch)")' for name in recipes),
-    ]
-    for place, recipe in enumerate(recipes.values()):
-        lines.append(f'host_{place}="$(wait_for "${{jobs[{place}]}}" {recipe.listen.port})"  # {recipe.name}')
-    # The shell fills in the members' hosts in the router's files and arguments.
-    sed = " ".join(f'-e "s/@{name}@/$host_{place}/"' for place, name in enumerate(recipes))
-    lines += [f"sed {sed} {shlex.quote(file)} > {shlex.quote(f'running-{file}')}" for file in start.files]
-    command = ['"$PYTHON"']
+def _slurm_words(start: routers.RouterStart, members: list[str]) -> list[str]:
+    """The router's arguments in a script that knows the members' hosts as variables."""
+    words = []
     for argument in start.argv:
         word = f"running-{argument}" if argument in start.files else shlex.quote(argument)
-        for place, name in enumerate(recipes):
+        for place, name in enumerate(members):
             if f"@{name}@" in argument:
                 word = f'"{argument.replace(f"@{name}@", f"$host_{place}")}"'
-        command.append(word)
-    return "\n".join([*lines, " ".join(command)]) + "\n"
+        words.append(word)
+    return words

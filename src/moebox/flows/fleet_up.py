@@ -1,21 +1,24 @@
-"""`moebox fleet up`: start the members and a router in front of them; list and stop them."""
+"""`moebox fleet up`: start the members and a router in front of them; list and stop them.
+
+Records of running fleets are kept in the state folder, for ps, verify, bench and down.
+"""
 
 import os
 import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from moebox import codec, http, loose
 from moebox.checkpoint import deploy
 from moebox.core.endpoint import Endpoint, endpoint_from_url
 from moebox.core.recipe import Recipe
-from moebox.errors import BadInput, ExternalError
+from moebox.errors import BadInput, ExternalError, refuse_if, suggest_names
+from moebox.files import write_atomic
 from moebox.fleet import routers
 from moebox.fleet.file import Member, RouterSettings, read_fleet, recipe_path, served_name
-from moebox.flows.fleet_record import FleetRecord, MemberRecord, forget_fleet, list_fleets, save_fleet
 from moebox.flows.recipes import load_recipe
 from moebox.serve import preflight, state
 from moebox.serve.keys import TWIN_KEY, find_key, keep_key, make_key
@@ -24,6 +27,94 @@ from moebox.serve.session import EngineSession, launch_engine, prepare_launch
 from moebox.serve.stop import stop_instance as stop_instance
 from moebox.serve.watch import Notify
 from moebox.store import Run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberRecord:
+    name: str
+    base_url: str
+    engine: str
+    context: int
+    instance: str = ""  # "" for a url
+    key_env: str = ""
+    box: str = ""
+
+    @property
+    def root(self) -> str:
+        """The server's URL without /v1."""
+        return self.base_url.rstrip("/").removesuffix("/v1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetRecord:
+    name: str
+    file: str
+    model: str
+    router: RouterSettings
+    instance: str  # the router's
+    base_url: str
+    members: tuple[MemberRecord, ...]
+    started: float
+    twins: bool = False
+
+    def matches_name(self, name: str) -> bool:
+        """Whether `name` is its name, the file it was started from, or empty."""
+        file = str(Path(name).resolve()) if name.endswith(".toml") else ""
+        return name in ("", self.name) or file == self.file
+
+    @property
+    def context(self) -> int:
+        """The shortest context of its members; 0 if one is unknown."""
+        return min((member.context for member in self.members), default=0)
+
+    @property
+    def engine(self) -> str:
+        """The engine of its members, or "" if they differ."""
+        kinds = {member.engine for member in self.members}
+        return kinds.pop() if len(kinds) == 1 else ""
+
+    def key(self, variable: str) -> str | None:
+        """The key in a variable, or the one that moebox made for the servers of this fleet that use it."""
+        parts = ((self.router.key_env, self.base_url), *((each.key_env, each.base_url) for each in self.members))
+        return next(filter(None, (find_key(variable, url) for named, url in parts if named == variable)), None)
+
+    def endpoint(self) -> Endpoint:
+        """The router's endpoint, with the members' engine and context."""
+        key = self.key(self.router.key_env)
+        found = endpoint_from_url(self.base_url, self.model, key=key, engine=self.engine)
+        return replace(found, router=self.router.kind, context=self.context)
+
+    def member_endpoint(self, member: MemberRecord) -> Endpoint:
+        key = self.key(member.key_env)
+        return endpoint_from_url(member.base_url, self.model, key=key, engine=member.engine)
+
+
+def fleets_dir() -> Path:
+    return state.state_dir() / "fleets"
+
+
+def save_fleet(record: FleetRecord) -> FleetRecord:
+    write_atomic(fleets_dir() / f"{record.name}.json", codec.to_json(record))
+    return record
+
+
+def list_fleets() -> list[FleetRecord]:
+    paths = sorted(fleets_dir().glob("*.json"))
+    return [codec.decode(FleetRecord, codec.load_json(path), where=str(path)) for path in paths]
+
+
+def find_fleet(name: str) -> FleetRecord:
+    """Find a fleet by its name or file, or the only one if `name` is empty."""
+    known = list_fleets()
+    if not known:
+        raise ExternalError("no fleet is running", hint="`moebox fleet up FILE` starts one")
+    matching = [fleet for fleet in known if fleet.matches_name(name)]
+    hint = suggest_names(name, [fleet.name for fleet in known])
+    refuse_if(not matching, f"no fleet called {name!r} is running", hint=hint)
+    hint = ", ".join(fleet.name for fleet in matching)
+    refuse_if(len(matching) > 1, f"{len(matching)} fleets are running: name one", hint=hint)
+    return matching[0]
+
 
 PATIENCE_S = 900.0
 ROUTER_S = 180.0  # for a router to start and find its members; LiteLLM imports for most of a minute
@@ -62,8 +153,7 @@ def find_router_program(router: RouterSettings) -> str:
     if router.python:
         path = Path(router.python).expanduser()
         path = path / "bin" / "python" if path.is_dir() else path
-        if not path.exists():
-            raise BadInput(f"router.python: {path} not found", hint="a virtual environment, or a Python")
+        refuse_if(not path.exists(), f"router.python: {path} not found", hint="a virtual environment, or a Python")
         python = str(path)
     else:
         script = shutil.which(router.kind)
@@ -86,8 +176,8 @@ def start_fleet(
     fleet = read_fleet(path)
     if any(record.name == fleet.name for record in list_fleets()):
         raise BadInput(f"a fleet called {fleet.name} is running already", hint=f"`moebox fleet down {fleet.name}`")
-    if not fleet.member:
-        raise BadInput(f"{path}: a fleet without members has nothing to start", hint="[[member]] in the fleet file")
+    hint = "[[member]] in the fleet file"
+    refuse_if(not fleet.member, f"{path}: a fleet without members has nothing to start", hint=hint)
     if twins:  # routers that pass on the client's key need the same key for all members
         fleet = replace(fleet, router=replace(fleet.router, key_env=fleet.router.key_env or TWIN_KEY))
     recipes = {member.name: load_recipe(recipe_path(path, member)) for member in fleet.member if member.recipe}
@@ -171,12 +261,12 @@ def start_member(name: str, recipe: Recipe, box: str, *, twins: bool, key: str =
 
 def _store_key(program: GuardedProgram) -> GuardedProgram:
     """Store the program's key for this user's other commands, if moebox made it."""
-    try:
-        if program.config.key_env == TWIN_KEY:
+    if program.config.key_env == TWIN_KEY:
+        try:
             keep_key(program.config.port, program.config.secrets[TWIN_KEY], pid=program.guard.pid)
-    except BaseException:
-        program.stop()
-        raise
+        except BaseException:
+            program.stop()
+            raise
     return program
 
 
@@ -197,9 +287,8 @@ def _find_member(member: Member, model: str) -> MemberRecord:
         problem = http.error_text(reply.text)
         raise ExternalError(f"{member.name}: {member.url} does not answer: {problem}", hint="is it up?")
     served = {loose.get_text(row, "id"): row for row in loose.get_objects(reply.json(), "data")}
-    if model not in served:
-        names = ", ".join(served) or "nothing"
-        raise BadInput(f"{member.name}: {member.url} serves {names}, the fleet {model}")
+    names = ", ".join(served) or "nothing"
+    refuse_if(model not in served, f"{member.name}: {member.url} serves {names}, the fleet {model}")
     context = member.context or int(loose.get_number(served[model], "max_model_len", "meta.n_ctx") or 0)
     return MemberRecord(
         name=member.name, base_url=endpoint.base_url, engine=member.engine, context=context, key_env=member.key_env
@@ -248,11 +337,7 @@ def start_router(
         cwd=str(run.path),
     )
     program = _store_key(GuardedProgram(config, run))
-    try:
-        program.wait_until_ready(lambda: answers_chat(config.endpoint), patience_s=ROUTER_S, every_s=0.3)
-    except BaseException:
-        program.stop()
-        raise
+    program.wait_until_ready(lambda: answers_chat(config.endpoint), patience_s=ROUTER_S, every_s=0.3)
     return program
 
 
@@ -284,5 +369,5 @@ def stop_fleet(record: FleetRecord) -> list[str]:
         if instance in known:
             stop_instance(known[instance])
             stopped.append(name)
-    forget_fleet(record.name)
+    (fleets_dir() / f"{record.name}.json").unlink(missing_ok=True)
     return stopped

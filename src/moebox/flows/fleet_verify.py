@@ -9,7 +9,7 @@ from moebox import codec, http
 from moebox.core.verdict import CheckResults, CheckVerdict, Probe
 from moebox.fleet import routers
 from moebox.flows.fleet_loss import MemberLoss, choose_victim, measure_member_loss, member_counters
-from moebox.flows.fleet_record import FleetRecord
+from moebox.flows.fleet_up import FleetRecord
 from moebox.store import Run
 from moebox.verify.options import VerifyOptions
 from moebox.verify.runner import run_checks

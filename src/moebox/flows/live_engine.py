@@ -5,12 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 from moebox import codec
 from moebox.checkpoint import deploy
 from moebox.core.endpoint import Endpoint, endpoint_from_url
 from moebox.core.engine_facts import EngineFacts
 from moebox.core.recipe import PlannedFor, Recipe
+from moebox.core.setting import flag_words, setting_flags
 from moebox.errors import ExternalError
 from moebox.serve import ports, state
 from moebox.serve.guard import PR_SET_PDEATHSIG, prctl
@@ -29,79 +31,58 @@ class LiveEngine:
 
     def __init__(self, run: Run, *, twin: bool, planned_for: PlannedFor, notify: Notify) -> None:
         self.run, self.twin, self.planned_for, self.notify = run, twin, planned_for, notify
-        self.live: EngineSession | None = None
-        self._twin: TwinProcess | None = None
+        self.session: EngineSession | TwinProcess | None = None
         self._recipe: Recipe | None = None
 
     def start(self, recipe: Recipe) -> Endpoint:
         """Start an engine with this recipe, unless it is up already. Return its endpoint."""
         # A launch writes its port into the recipe, so ports do not count.
-        if self._recipe and self._recipe.with_port(0) == recipe.with_port(0) and self.is_alive:
-            return self.endpoint
-        self.stop()
-        if self.twin:
-            self._twin = TwinProcess(recipe, planned_for=self.planned_for, run=self.run)
-        else:
-            self.live = ports.start_on_free_port(deploy(recipe), self.run, notify=self.notify)
-        self._recipe = recipe
-        return self.endpoint
+        if not (self._recipe and self._recipe.with_port(0) == recipe.with_port(0) and self.is_alive):
+            self.stop()
+            if self.twin:
+                self.session = TwinProcess(recipe, planned_for=self.planned_for, run=self.run)
+            else:
+                self.session = ports.start_on_free_port(deploy(recipe), self.run, notify=self.notify)
+            self._recipe = recipe
+        assert self.session
+        return self.session.endpoint
 
     @property
     def is_alive(self) -> bool:
-        if self._twin is not None:
-            return self._twin.is_alive
-        if self.live is None or not self.live.is_alive:
+        if self.session is None or not self.session.is_alive:
             return False
-        return state.process_start_tick(self.live.instance.guard_state.engine) >= 0
+        if isinstance(self.session, TwinProcess):
+            return True
+        return state.process_start_tick(self.session.instance.guard_state.engine) >= 0
 
     def is_dead(self) -> bool:
         """Whether the engine is dead. Wait a moment for one that has just been killed."""
         return wait_for(lambda: not self.is_alive, DYING_S, every_s=LOOK_S)
 
-    @property
-    def endpoint(self) -> Endpoint:
-        if self._twin is not None:
-            return self._twin.endpoint
-        assert self.live is not None, "nothing was started"
-        return self.live.endpoint
-
-    @property
-    def facts(self) -> EngineFacts:
-        """Facts that the engine reported; none for a twin."""
-        return self.live.facts if self.live else EngineFacts()
-
-    @property
-    def startup_s(self) -> float:
-        return self.live.startup_s if self.live else 0.0
-
     def stop(self) -> bool:
         """Stop the engine, if there is one. Return True if the kernel had killed it because memory ran out."""
-        oom = False
-        if self.live is not None:
-            self.live.stop()
-            oom, self.live = self.live.oom, None
-        if self._twin is not None:
-            self._twin.stop()
-            self._twin = None
-        self._recipe = None
-        return oom
+        session, self.session, self._recipe = self.session, None, None
+        if session:
+            session.stop()
+        return session is not None and session.oom
 
     def close(self, *, detach: bool) -> None:
         """End the run: detach the engine or stop it."""
-        if detach and self.live is not None and self.live.is_alive:
-            self.live.detach()
-            return
-        self.stop()
+        if detach and isinstance(self.session, EngineSession) and self.session.is_alive:
+            self.session.detach()
+        else:
+            self.stop()
 
 
 class TwinProcess:
     """The simulated box in its own process, which dies with this one."""
 
+    facts, startup_s, ready, oom = EngineFacts(), 0.0, None, False  # an engine's, of which a twin has none
+
     def __init__(self, recipe: Recipe, *, planned_for: PlannedFor, run: Run) -> None:
         path = run.write_file("twin.toml", codec.to_toml(recipe))
-        memory = {"ram": planned_for.ram, "ram_bandwidth": planned_for.ram_bandwidth}
-        given = ["--box", planned_for.box] if planned_for.box else []
-        given += [word for key, value in memory.items() if value for word in ("--set", f"planned_for.{key}={value}")]
+        memory = setting_flags(planned_for, replace(planned_for, ram="", ram_bandwidth=""), "planned_for.")
+        given = [*flag_words({"box": planned_for.box}), *memory]
         command = [sys.executable, "-m", "moebox", "twin", str(path), "--port", "0", "--json", "--key-env", TWIN_KEY]
         self.key = make_key()
         self.process = subprocess.Popen(

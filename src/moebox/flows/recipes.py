@@ -1,27 +1,29 @@
-"""Recipes by name: files, saved and shipped ones, those of runs, and the phantom (the rehearsal model).
+"""Recipes by name (files, saved and shipped ones, those of runs, the phantom), and the box that each is planned for.
 
-The phantom runs on the embedded engine, and is small enough for any machine.
+The phantom, the rehearsal model, runs on the embedded engine, and is small enough for any machine.
 """
 
-import dataclasses
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from moebox import files
+from moebox import codec, detect, files
 from moebox.checkpoint import ResolvedModel, look_up_model, resolve_model
 from moebox.core import catalogue, registry, validation
 from moebox.core.box import Box
+from moebox.core.deployment import Deployment
 from moebox.core.plan import Plan
-from moebox.core.recipe import Climb, Listen, Recipe, Runtime
+from moebox.core.recipe import Climb, Listen, PlannedFor, Recipe, Runtime
 from moebox.core.setting import apply_settings, split_setting
 from moebox.data import FOLDER
+from moebox.detect import declared
 from moebox.errors import BadInput, UnknownName, suggest_names, suggest_path
-from moebox.flows import boxes
 from moebox.flows.settings import with_setting
 from moebox.phantom import gguf_path
+from moebox.planner.fit import Misfit, find_misfit
+from moebox.store import calibrations
 from moebox.units import format_count
 
 if TYPE_CHECKING:
@@ -75,7 +77,7 @@ def load_recipe(name: str, settings: Sequence[str] = ()) -> Recipe:
     """Load a recipe by name or file, with the settings of --set (path=value) changed."""
     path, known = Path(name), {**shipped_recipes(), **saved_recipes()}
     if name == PHANTOM and name not in known and not path.is_file():
-        return change_recipe(plan_phantom(boxes.calibrated_box()).recipe, settings)
+        return change_recipe(plan_phantom(calibrated_box()).recipe, settings)
     if not (path.is_file() if name in known else path.exists()):
         is_name = not name.endswith(".toml")
         known |= run_recipes() if is_name and name not in known else {}
@@ -105,8 +107,8 @@ def is_phantom(name: str) -> bool:
 
 def phantom_model() -> ResolvedModel:
     model, checkpoints = resolve_model(str(gguf_path()))
-    model = dataclasses.replace(model, name=PHANTOM, title="Phantom, the rehearsal model")
-    return ResolvedModel(model=model, checkpoints=(dataclasses.replace(checkpoints[0], native=True),))
+    model = replace(model, name=PHANTOM, title="Phantom, the rehearsal model")
+    return ResolvedModel(model=model, checkpoints=(replace(checkpoints[0], native=True),))
 
 
 def find_model(name: str, *, offline: bool = False) -> ResolvedModel:
@@ -143,10 +145,10 @@ def plan_phantom(box: Box) -> Plan:
     model, checkpoints = resolve_model(str(gguf_path()))
     engine = next(traits.name for traits in registry.all_traits() if traits.embedded)
     constraints = Constraints(engine=engine, context=CONTEXT, ubatch=512, concurrency=SLOTS, threads=phantom_threads())
-    found = choose_plan(dataclasses.replace(box, gpus=(), links=()), model, checkpoints, constraints)
+    found = choose_plan(replace(box, gpus=(), links=()), model, checkpoints, constraints)
     planned = found.recipe.hybrid
-    hybrid = planned and dataclasses.replace(planned, threads_batch=planned.threads, batch=512)
-    recipe = dataclasses.replace(
+    hybrid = planned and replace(planned, threads_batch=planned.threads, batch=512)
+    recipe = replace(
         found.recipe,
         name=PHANTOM,
         model=PHANTOM,
@@ -157,7 +159,7 @@ def plan_phantom(box: Box) -> Plan:
         reasoning_parser="",
         climb=Climb(contexts=(CONTEXT,), speculate=(), settings={"hybrid.ubatch": [256]}),
     )
-    return dataclasses.replace(found, recipe=recipe)
+    return replace(found, recipe=recipe)
 
 
 def phantom_threads() -> int:
@@ -213,12 +215,12 @@ def _recipe_row(name: str, source: RecipeSource, path: Path, last: "Mapping[str,
     try:
         recipe = validation.read_recipe(path)
     except BadInput as problem:
-        return dataclasses.replace(row, about=problem.message)
+        return replace(row, about=problem.message)
     place = "experts in RAM" if recipe.hybrid else recipe.parallel.text
     context = f"context {format_count(recipe.context)}" if recipe.context else ""
     engine, box = registry.engine_display_name(recipe.engine), recipe.planned_for.box
     about = ", ".join(filter(None, (recipe.model, recipe.checkpoint, engine, place, context, box)))
-    row = dataclasses.replace(row, model=recipe.model, engine=recipe.engine, box=box, about=about)
+    row = replace(row, model=recipe.model, engine=recipe.engine, box=box, about=about)
     return _with_result(row, last.get(recipe.name))
 
 
@@ -229,4 +231,55 @@ def _with_result(row: RecipeRow, found: "RunSummary | None") -> RecipeRow:
     state, checks = found.state_text(live=False), found.checks_text.strip("–")
     speed = f"{found.output_tok_s:,.0f} tok/s" if found.output_tok_s else ""
     parts = ("simulated" * found.simulation, state.removesuffix("ended"), checks, speed)
-    return dataclasses.replace(row, result=", ".join(filter(None, parts)) or state, run=found.id)
+    return replace(row, result=", ".join(filter(None, parts)) or state, run=found.id)
+
+
+def box_for_recipe(recipe: Recipe, name: str | None = None, *, ram: str = "", ram_bandwidth: str = "") -> Box:
+    """The named box, else the one that `recipe` was planned for, else this machine."""
+    planned = recipe.planned_for
+    if name and name != planned.box:
+        return calibrated_box(name, ram=ram, ram_bandwidth=ram_bandwidth)
+    memory = {"ram": ram or planned.ram, "ram_bandwidth": ram_bandwidth or planned.ram_bandwidth}
+    try:
+        if not planned.box:
+            box = detect.load_box(**memory)
+        elif planned.described:
+            box = declared.box_from_document(planned.described, where=planned.box, **memory)
+        else:  # not a file: the recipe may come from another user
+            box = declared.parse_box_name(planned.box, **memory)
+    except BadInput as problem:
+        raise BadInput(f"planned_for: {problem.message}", hint=problem.hint) from None
+    return calibrations.with_calibrations(box)
+
+
+def with_planned_box(plan: Plan, name: str | None, *, ram: str = "", ram_bandwidth: str = "") -> Plan:
+    """Store the box in the plan's recipe; of a box file its content, because files move."""
+    place = PlannedFor(box=name or "", ram=ram, ram_bandwidth=ram_bandwidth)
+    if name and declared.is_box_file(name):
+        place = replace(place, box=plan.box, described=codec.load_toml(Path(name)))
+    return replace(plan, recipe=replace(plan.recipe, planned_for=place))
+
+
+def calibrated_box(name: str | None = None, *, ram: str = "", ram_bandwidth: str = "") -> Box:
+    """The named box, or this machine, with its calibrations."""
+    return calibrations.with_calibrations(detect.load_box(name, ram=ram, ram_bandwidth=ram_bandwidth))
+
+
+def find_recipe_misfit(deployment: Deployment) -> Misfit | None:
+    """Return why a recipe does not fit the box it was planned for, else this machine.
+
+    A recipe for GPUs without a box is not judged on a machine that has none: it is meant for another one.
+    """
+    if not deployment.is_known:
+        return None
+    box = deployment.box or box_for_recipe(deployment.recipe)
+    recipe = deployment.recipe
+    if not recipe.planned_for.box and not box.gpus and recipe.hybrid is None:
+        return None
+    return find_misfit(deployment.on_box(box))
+
+
+def refuse_misfit(deployment: Deployment) -> None:
+    """Raise DoesNotFit for a recipe that does not fit."""
+    if misfit := find_recipe_misfit(deployment):
+        raise misfit.error()

@@ -19,7 +19,7 @@ from moebox.core.quirks import first_unexpected_failure
 from moebox.core.recipe import Hybrid, Recipe
 from moebox.core.verdict import CheckResults
 from moebox.engines.engine import load_engine
-from moebox.errors import AnswerIsNo, BadInput, MoeboxError, Unsupported
+from moebox.errors import AnswerIsNo, MoeboxError, Unsupported, refuse_if
 from moebox.loose import get_number
 from moebox.serve.dummy import write_gguf
 from moebox.serve.facts import CHAT_TIMEOUT_S
@@ -99,8 +99,7 @@ def reduce_recipe(deployment: Deployment, dummy: Path, layers: int) -> tuple[Rec
     except MoeboxError as problem:
         raise Unsupported(f"cannot rehearse {recipe.name}: {problem.message}", hint=problem.hint) from None
     kept = layers or fewest_layers(model, recipe)
-    if kept > model.layers or kept < 1:
-        raise BadInput(f"--layers {kept}: {model.title} has {model.layers}")
+    refuse_if(kept > model.layers or kept < 1, f"--layers {kept}: {model.title} has {model.layers}")
     notes = [f"{model.layers - kept} of {model.layers} layers are left out", *ALWAYS]
     small = recipe.with_port(0)
     if recipe.speculate:
@@ -169,7 +168,7 @@ def rehearse_long_prompt(session: EngineSession, recipe: Recipe) -> RehearsalSte
         counted, problem = send_prompt(session, WORD * words, tokens=DECODE)
         if problem:
             text = f"{recipe.engine} failed at a prompt of about {words} words: {problem}"
-            raise AnswerIsNo(text, hint=explain_failure(session))
+            raise AnswerIsNo(text, hint=session.explain_failure())
         grown = min(round(words * 1.02 * wanted / counted) + 4, words * room // counted)  # never beyond the context
         if words >= grown:
             break
@@ -190,7 +189,7 @@ def rehearse_decode(session: EngineSession) -> RehearsalStep:
     began = time.monotonic()
     _, problem = send_prompt(session, "Count to twenty:", tokens=4 * DECODE)
     if problem:
-        raise AnswerIsNo(f"{session.recipe.engine} failed while decoding: {problem}", hint=explain_failure(session))
+        raise AnswerIsNo(f"{session.recipe.engine} failed while decoding: {problem}", hint=session.explain_failure())
     return RehearsalStep(name="decode", detail=f"decoded up to {4 * DECODE} tokens", seconds=time.monotonic() - began)
 
 
@@ -230,16 +229,8 @@ def send_prompt(session: EngineSession, text: str, *, tokens: int) -> tuple[int,
     body = {"model": endpoint.model, "prompt": text, "max_tokens": tokens, "temperature": 0}
     url = f"{endpoint.base_url}/completions"
     answer = http.post_json(url, body, headers=endpoint.headers, timeout_s=CHAT_TIMEOUT_S)
-    while session.watch.read_new_lines():
-        pass
+    session.read_log()
     if not answer.ok:
         return 0, answer.error
     counted = int(get_number(answer.json(), "usage.prompt_tokens") or 0)
     return counted, "" if counted > 0 else "an answer without usage"
-
-
-def explain_failure(session: EngineSession) -> str:
-    """The cause in the log, or where the log is."""
-    session.wait_for_cause()
-    cause = session.watch.search.cause
-    return f"{cause.cause} {cause.remedy}" if cause else f"the log is {session.log}"

@@ -21,8 +21,8 @@ from moebox.core.recipe import PlannedFor, Recipe
 from moebox.core.verdict import Mark
 from moebox.detect.stall import DEFAULT_LIMITS, STANDS_STILL, ServerStalled
 from moebox.doctor.logs import is_transient
-from moebox.errors import AnswerIsNo, BadInput, ExternalError, MoeboxError
-from moebox.flows import boxes, recipes
+from moebox.errors import AnswerIsNo, ExternalError, MoeboxError, refuse_if
+from moebox.flows import recipes
 from moebox.flows.live_engine import LiveEngine
 from moebox.flows.pipeline import BY_HAND, REPORT, DiskFull, raise_disk_full, save_pipeline
 from moebox.phantom import ENDLESS_TEXT
@@ -168,7 +168,7 @@ class Runner:
 
             model, checkpoints = resolve_model(request.model)
             plan = choose_plan(box, model, checkpoints, Constraints())
-            plan = boxes.with_planned_box(plan, request.box, ram=request.ram, ram_bandwidth=request.ram_bandwidth)
+            plan = recipes.with_planned_box(plan, request.box, ram=request.ram, ram_bandwidth=request.ram_bandwidth)
         else:
             plan = recipes.plan_phantom(box)
         self.run.write_json("plan.json", plan)
@@ -225,12 +225,13 @@ class Runner:
         self._figures |= {"forecast": speed.measured.text if speed.measured else calibration.id}
 
     def _start_engine(self) -> None:
-        endpoint = self.engine.start(self._recipe())
-        self._figures |= {"url": endpoint.base_url, "startup": format_seconds(self.engine.startup_s)}
-        if self.engine.live and self.engine.live.ready and (load := self.engine.live.ready.load_text):
-            self._figures["load"] = load
-        if self.engine.facts.kv_tokens:
-            self._figures["kv_tokens"] = int(self.engine.facts.kv_tokens)
+        endpoint, session = self.engine.start(self._recipe()), self.engine.session
+        assert session
+        self._figures |= {"url": endpoint.base_url, "startup": format_seconds(session.startup_s)}
+        if session.ready and session.ready.load_text:
+            self._figures["load"] = session.ready.load_text
+        if session.facts.kv_tokens:
+            self._figures["kv_tokens"] = int(session.facts.kv_tokens)
 
     def _verify(self) -> None:
         from moebox.planner.speed import Speed
@@ -271,8 +272,8 @@ class Runner:
         self._with_engine(check_endpoint)
 
     def _climb(self) -> None:
-        from moebox.flows.climb import climb
         from moebox.flows.effort import NORMAL_CLIMB, SHORT_CLIMB
+        from moebox.flows.trials import climb
 
         def pass_on(kind: str, news: Any) -> None:
             if kind in ("done", "news"):
@@ -373,8 +374,7 @@ class Runner:
 
             best = self.run.path / BEST_FILE
             path = best if best.exists() else path
-        if not path.exists():
-            raise BadInput(f"{self.run.path} has no recipe yet", hint="the plan is the first step")
+        refuse_if(not path.exists(), f"{self.run.path} has no recipe yet", hint="the plan is the first step")
         recipe = codec.read_toml(Recipe, path)
         if not self.request.is_rehearsal or self.request.port is not None:
             return recipe
@@ -387,9 +387,9 @@ class Runner:
         request = self.request
         memory = {"ram": request.ram, "ram_bandwidth": request.ram_bandwidth}
         if request.twin and request.recipe:  # the twin simulates the box that the recipe was planned for
-            return boxes.box_for_recipe(recipes.load_recipe(request.recipe), request.box, **memory)
+            return recipes.box_for_recipe(recipes.load_recipe(request.recipe), request.box, **memory)
         if request.box:
-            return boxes.calibrated_box(request.box, **memory)
+            return recipes.calibrated_box(request.box, **memory)
         from moebox.detect.declared import with_ram
         from moebox.detect.machine import detect_machine
 

@@ -23,7 +23,7 @@ from moebox.core.engine_event import ServiceRestarted
 from moebox.core.metrics import find_metric, parse_prometheus
 from moebox.detect.stall import StallLimits, StallWatch, last_log_lines
 from moebox.errors import ExternalError
-from moebox.files import write_atomic
+from moebox.files import config_home, write_atomic
 from moebox.render import render_service_unit
 from moebox.render.quoting import make_slug
 from moebox.serve.facts import HEALTH_TIMEOUT_S, ChatProbe
@@ -102,8 +102,7 @@ class Service:
         with StallWatch(session.endpoint, StallLimits(still_s=self.settings.stall_s)) as stall:
             while not self.stop.wait(LOOK_S):
                 notify_systemd("WATCHDOG=1")
-                while session.watch.read_new_lines():
-                    pass
+                session.read_log()
                 if not session.is_alive:
                     if session.instance.guard_state.asked:  # `moebox down` stops the service too
                         self.stop.set()
@@ -155,7 +154,7 @@ class Service:
     def guard_disk(self) -> None:
         """Remove old incidents; raise ExternalError if too little of the disk is free to start an engine."""
         folder = self.run.path / "incidents"
-        kept = sorted(folder.glob("*.json")) if folder.is_dir() else []
+        kept = sorted(folder.glob("*.json"))
         least = self.settings.min_free_gib * 2**30
         while kept and (len(kept) > KEPT_INCIDENTS or shutil.disk_usage(self.run.path).free < least):
             kept.pop(0).unlink(missing_ok=True)
@@ -186,8 +185,7 @@ def find_unit(name: str) -> tuple[Path, list[str]]:
     if os.geteuid() == 0:
         folder, control = Path("/etc/systemd/system"), ["systemctl"]
     else:
-        home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-        folder, control = home / "systemd" / "user", ["systemctl", "--user"]
+        folder, control = config_home() / "systemd" / "user", ["systemctl", "--user"]
     return folder / f"moebox-{make_slug(name)}.service", control
 
 

@@ -88,8 +88,7 @@ def check_climb_settings(recipe: Recipe) -> None:
         hint = suggest_names(method, DRAFT_METHODS)
         refuse_if(wrong, f"climb.speculate: no draft method {method!r}", hint=hint)
     for path, values in recipe.climb.settings.items():
-        if not values:
-            raise BadInput(f"climb setting {path!r} has no values to try")
+        refuse_if(not values, f"climb setting {path!r} has no values to try")
         for value in values:
             try:
                 changed = with_setting(recipe, path, value)

@@ -7,29 +7,15 @@ import random
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 from moebox.core.endpoint import Endpoint
+from moebox.core.upgrade_result import SoakResult
 from moebox.errors import ExternalError
 from moebox.stream.exchange import StreamExchange
 
 CANCELLED_SHARE = 0.25  # of the requests
 ENOUGH_FAILURES = 3  # the rest would wait for the same
 MAX_REPLY = 96  # tokens
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SoakResult:
-    requests: int
-    cancelled: int
-    failures: tuple[str, ...] = ()
-    seconds: float = 0.0
-
-    @property
-    def text(self) -> str:
-        return f"{len(self.failures)} of {self.requests} requests failed" + (
-            f": {self.failures[0]}" if self.failures else f", {self.cancelled} were cancelled on purpose"
-        )
 
 
 def soak_endpoint(

@@ -22,7 +22,7 @@ from typing import Literal
 from moebox import codec, files
 from moebox.checkpoint import deploy
 from moebox.core.recipe import Recipe
-from moebox.errors import BadInput, ExternalError, MoeboxError
+from moebox.errors import BadInput, ExternalError, MoeboxError, refuse_if
 from moebox.flows import service
 from moebox.flows.recipes import saved_recipes_dir
 from moebox.serve import preflight, state
@@ -70,7 +70,7 @@ def save_journal(journal: SwitchJournal, **fields: object) -> SwitchJournal:
 def list_journals(*phases: Phase) -> list[SwitchJournal]:
     """Journals in these phases, newest first."""
     found = []
-    for path in journals_dir().glob("*.json") if journals_dir().is_dir() else ():
+    for path in journals_dir().glob("*.json"):
         with contextlib.suppress(BadInput, FileNotFoundError):
             journal = codec.decode(SwitchJournal, codec.load_json(path), where=str(path))
             found += [journal] if journal.phase in phases else []
@@ -217,10 +217,9 @@ def apply_switch(journal: SwitchJournal) -> SwitchJournal:
 def roll_back(name: str = "") -> SwitchJournal:
     """Return to the recipe before the last applied upgrade, of `name` if one is given."""
     applied = [journal for journal in list_journals("applied") if name in ("", journal.name, journal.file)]
-    if not applied:
-        raise BadInput(f"no applied upgrade{f' of {name}' if name else ''} to return from")
-    if len(applied) > 1 and not name:
-        raise BadInput("several upgrades are applied: name one", hint=", ".join(each.name for each in applied))
+    refuse_if(not applied, f"no applied upgrade{f' of {name}' if name else ''} to return from")
+    hint = ", ".join(each.name for each in applied)
+    refuse_if(len(applied) > 1 and not name, "several upgrades are applied: name one", hint=hint)
     with contextlib.closing(state.Lease(f"upgrade-{safe_name(applied[0].name)}", f"rollback (process {os.getpid()})")):
         serving = live_instances(applied[0].name)
         live = None
@@ -236,12 +235,9 @@ def start_detached(recipe: Recipe) -> state.Instance:
     for left in reversed(range(RESTORE_TRIES)):
         try:
             run = Run.create(recipe.name)
-            session = launch_engine(prepare_launch(deploy(recipe), name=run.id), run)
-            try:
+            with launch_engine(prepare_launch(deploy(recipe), name=run.id), run) as session:
                 session.wait_ready(patience_s=PATIENCE_S)
                 session.detach()
-            finally:
-                session.stop()
             return session.instance
         except MoeboxError:
             if not left:

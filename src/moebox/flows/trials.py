@@ -1,16 +1,19 @@
 """Trials: start an engine with a changed recipe, check it, measure it, and judge it against the best so far.
 
+`climb` changes one setting at a time, and keeps a change that is verified and better.
+
 RUN/  climb.json      every trial so far, and the best; written after each, so that a climb or a tuning can be resumed
       start.toml      the recipe at the start
       effort.toml     what is measured in each trial; the same for all, because they are compared
       climb/TRIAL/    the engine of each trial: recipe, log, verdicts
+      best.toml       the best verified recipe
 """
 
 import random
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +26,11 @@ from moebox.core.engine_event import FailureEvent, StopEvent
 from moebox.core.quirks import first_unexpected_failure
 from moebox.core.recipe import Recipe
 from moebox.core.verdict import Mark
-from moebox.errors import BadInput, MoeboxError, NotInstalled, refuse_if
+from moebox.errors import AnswerIsNo, BadInput, MoeboxError, NotInstalled, refuse_if
 from moebox.flows import answers, pace, settings, walk
 from moebox.flows.effort import ClimbEffort, save_effort
-from moebox.flows.gain import bracketing_gain, welch_gain
-from moebox.flows.pace import SpeedRounds
-from moebox.flows.walk import ClimbTrial, SettingStep
+from moebox.flows.pace import SpeedRounds, bracketing_gain, welch_gain
+from moebox.flows.walk import ClimbTrial, SettingStep, list_steps, unreachable_settings
 from moebox.quality.measure import QualityGate
 from moebox.serve import ports, power, state
 from moebox.serve.faults import OUT_OF_MEMORY
@@ -109,6 +111,16 @@ class TrialRunner:
         if self.best is None:
             return walk.starting_recipe(self.recipe)
         return settings.with_setting(self.best.recipe, step.path, step.value)
+
+    def try_or_skip(self, step: SettingStep, keep: Callable[[ClimbTrial], None]) -> ClimbTrial | None:
+        """Try a step and `keep` its result; None if there is a reason not to try it."""
+        if reason := self.reason_to_skip(step):
+            self.skip(step.change, reason)
+            return None
+        trial = self.try_step(step)
+        keep(trial)
+        self.notify("done", trial)
+        return trial
 
     def try_step(self, step: SettingStep) -> ClimbTrial:
         """Start, verify, measure and judge one step. A failure is its result, not an exception."""
@@ -214,9 +226,7 @@ class TrialRunner:
         return speed, 0.0 if joules is None or used is None else (used - joules) / seconds
 
     def start_engine(self, recipe: Recipe, name: str) -> tuple[EngineSession, Run]:
-        path = self.run.path / name
-        path.mkdir(parents=True, exist_ok=True)
-        folder = Run(path, strict=self.run.strict)
+        folder = self.run.make_folder(name)
         live = ports.start_on_free_port(
             deploy(recipe), folder, notify=lambda text: self.notify("news", text), patience_s=self.effort.patience_s
         )
@@ -236,10 +246,9 @@ class TrialRunner:
         checks = run_checks(
             endpoint, options, only=only, run=folder, on_check=lambda verdict: self.notify("check", verdict)
         )
-        marks = {check.name: check.verdict for check in checks.rungs}
         failure = first_unexpected_failure(checks)  # the engine's known quirks do not count against the setting
         verdict: Mark = "fail" if failure else checks.verdict if checks.has_passed else "warn"
-        return replace(trial, verdict=verdict, rungs=marks, why=failure)
+        return replace(trial, verdict=verdict, rungs=checks.marks, why=failure)
 
     def _measure_best_again(self, trial: ClimbTrial, best: ClimbTrial) -> ClimbTrial:
         """Compare a step with the best one measured before and after it: A, B, A.
@@ -274,8 +283,8 @@ def load_trials(recipe: Recipe, run: Run, effort: ClimbEffort, command: str) -> 
         save_effort(effort, run)
         run.add_event(event.ClimbBegan(recipe=recipe.name, command=command))
         return []
-    if codec.read_toml(Recipe, start) != recipe:
-        raise BadInput(f"{run.path} began with another recipe", hint=f"its recipe is {start}")
+    hint = f"its recipe is {start}"
+    refuse_if(codec.read_toml(Recipe, start) != recipe, f"{run.path} began with another recipe", hint=hint)
     table = run.read_json(TABLE_FILE) or {"steps": []}
     rows = table.get("steps") if isinstance(table, dict) else None
     path = run.path / TABLE_FILE
@@ -308,3 +317,42 @@ def _boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClimbResult:
+    trials: tuple[ClimbTrial, ...]
+    best: ClimbTrial | None
+    passed_over: dict[str, str]  # steps that were not tried, and the reason
+
+
+def climb(
+    recipe: Recipe,
+    run: Run,
+    *,
+    effort: ClimbEffort,
+    notify: ClimbListener = lambda kind, news: None,
+    box: Box | None = None,
+) -> ClimbResult:
+    """Try the settings in the recipe's `climb` table. Resume if the run folder has a climb of the same recipe.
+
+    A step that does not fit `box` is skipped. Raise AnswerIsNo if the first step fails.
+    """
+    settings.check_climb_settings(recipe)
+    climber = TrialRunner(recipe, run, effort, notify, box)
+    for change, reason in unreachable_settings(recipe).items():
+        notify("news", f"{change} is not tried: {reason}")
+        climber.skip(change, reason)
+    for step in list_steps(recipe):
+        if any(trial.change == step.change for trial in climber.trials):
+            continue
+        trial = climber.try_or_skip(step, climber.add_trial)
+        if trial and step.group == "start" and not trial.kept:
+            break
+    climber.save_table(ended=True)
+    best = climber.best
+    if best is None:
+        reason = climber.trials[0].why if climber.trials else climber.skipped[SettingStep(group="start").change]
+        raise AnswerIsNo(f"the recipe is not good at its first step: {reason}", hint=f"evidence in {run.path}")
+    run.write_file(BEST_FILE, codec.to_toml(best.recipe))
+    return ClimbResult(trials=tuple(climber.trials), best=best, passed_over=climber.skipped)

@@ -26,16 +26,22 @@ from moebox.core.recipe import Flag, Recipe
 from moebox.engines.tunables import load_tunables, tunable_values
 from moebox.errors import AnswerIsNo, BadInput, ExternalError, MoeboxError, NotInstalled, Unsupported, suggest_names
 from moebox.flows import tune_state
-from moebox.flows.climb import ClimbResult
 from moebox.flows.effort import ClimbEffort
-from moebox.flows.gain import bracketing_gain
-from moebox.flows.pace import SpeedRounds
-from moebox.flows.power_sweep import sweep_caps
+from moebox.flows.pace import SpeedRounds, bracketing_gain
 from moebox.flows.rehearse import reduce_recipe, with_weights
 from moebox.flows.settings import checks_for, current_value, with_setting
-from moebox.flows.trials import BEST_FILE, ClimbListener, TrialRunner
-from moebox.flows.tune_picture import draw_pareto
-from moebox.flows.tune_state import TUNE_FILE, Budget, Changes, ScreenTrial, SettingGain, TuneOptions, TuneState
+from moebox.flows.trials import BEST_FILE, ClimbListener, ClimbResult, TrialRunner
+from moebox.flows.tune_state import (
+    TUNE_FILE,
+    Budget,
+    Changes,
+    ScreenTrial,
+    SettingGain,
+    TuneOptions,
+    TuneState,
+    draw_pareto,
+    sweep_caps,
+)
 from moebox.flows.walk import ANSWERS_DIFFER, ClimbTrial, SettingStep, decide_trial, memory_problem, startup_problem
 from moebox.planner.speed import Speed
 from moebox.serve import power, preflight
@@ -109,7 +115,7 @@ class Tuner(TrialRunner):
         self.update()
         settings = self.list_settings()
         if not self.trials:
-            self.try_start()
+            self.try_or_skip(SettingStep(group="start"), self.add_trial)
         if self.best is None:
             return
         reserve = RESERVED * self.trials[0].seconds
@@ -122,15 +128,8 @@ class Tuner(TrialRunner):
             caps, best_cap_w = sweep_caps(self, self.best.recipe)
             self.update(caps=caps, best_cap_w=best_cap_w)
 
-    def try_start(self) -> None:
-        step = SettingStep(group="start")
-        reason = self.reason_to_skip(step)
-        if reason:
-            self.skip(step.change, reason)
-            return
-        trial = self.try_step(step)
-        self.add_trial(trial)
-        self.notify("done", trial)
+    def keep_finalist(self, trial: ClimbTrial) -> None:
+        self.update(finalists=(*self.state.finalists, trial))
 
     def list_settings(self) -> dict[str, list[Flag]]:
         """Settings and values that can be tried on this box; the others are skipped with a reason."""
@@ -234,9 +233,8 @@ class Tuner(TrialRunner):
             return known
         step, began = SettingStep(group="tune", together=changes), time.monotonic()
         self.notify("news", f"screening {step.change}, stage {stage}")
-        path = self.run.path / f"screen/{self.run.id}-{len(done):03d}"
-        path.mkdir(parents=True, exist_ok=True)
-        folder, dummy = Run(path, strict=self.run.strict), path / "screening.gguf"
+        folder = self.run.make_folder(f"screen/{self.run.id}-{len(done):03d}")
+        dummy = folder.path / "screening.gguf"
         row = ScreenTrial(changes=changes, stage=stage)
         try:
             deployment = deploy(self.recipe_for(step))
@@ -282,12 +280,9 @@ class Tuner(TrialRunner):
             if trial is None:
                 if not self.budget.can_afford(RESERVED * self.trials[0].seconds):
                     return
-                if reason := self.reason_to_skip(step):
-                    self.skip(step.change, reason)
-                    continue
-                trial = self.try_step(step)
-                self.update(finalists=(*self.state.finalists, trial))
-                self.notify("done", trial)
+                trial = self.try_or_skip(step, self.keep_finalist)
+            if trial is None:
+                continue
             if trial.verdict != "fail" and not trial.why.startswith(ANSWERS_DIFFER):
                 passed += 1
                 queue = [row for row in queue if row[1] == left_out or not left_out or left_out not in row[0]]

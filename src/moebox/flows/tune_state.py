@@ -1,4 +1,4 @@
-"""What a tuning looks for and found so far, the limit on its time, and the arithmetic of its search."""
+"""What a tuning looks for and found so far: options, budget and arithmetic, the sweep of power caps, its picture."""
 
 import math
 import signal
@@ -10,11 +10,32 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
+from markupsafe import Markup
+
 from moebox.core.recipe import Flag, Recipe
-from moebox.flows.power_sweep import CapMeasurement
+from moebox.core.verdict import Gain
+from moebox.flows.pace import SpeedRounds, bracketing_gain
 from moebox.flows.settings import current_value, with_setting
+from moebox.flows.trials import TrialRunner
 from moebox.flows.walk import ClimbTrial
+from moebox.report.charts import HEIGHT, WIDTH, ChartAxis, ChartSeries, draw_lines
+from moebox.report.svg import inline_colours, svg_tag
+from moebox.serve import power
 from moebox.units import format_seconds, format_tok_s, plural
+
+SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)  # of the default power cap
+COST = -0.02  # speed that a lower cap may cost, over its whole interval
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapMeasurement:
+    """The winner under a power cap."""
+
+    cap_w: int
+    tok_s: float
+    tokens_per_joule: float
+    gain: Gain | None  # in speed, over the default cap
+
 
 TUNE_FILE = "tune.json"
 Changes = dict[str, Any]  # recipe path -> value
@@ -182,3 +203,83 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, flo
         if not front or value > front[-1][1]:
             front.append((cost, value))
     return front
+
+
+def sweep_caps(runner: TrialRunner, recipe: Recipe) -> tuple[tuple[CapMeasurement, ...], int]:
+    """Measure a recipe under each cap. Return the rows and the lowest cap in watts that costs less than COST.
+
+    The default cap is measured first and last, so that a machine that became slower meanwhile widens the intervals.
+    """
+    live, folder = runner.start_engine(recipe, f"climb/{runner.run.id}-power")
+    rows: list[tuple[int, SpeedRounds, float]] = []
+    with live, power.PowerCaps(live.prepared.gpus, folder.path) as caps:
+        steps = caps.list_watts(SHARES)
+        for cap in (*steps, steps[0]):
+            caps.set_watts(cap)
+            runner.notify("news", f"measuring with a power cap of {cap} W")
+            rows.append((cap, *runner.measure_speed(live, folder)))
+    first, last = rows[0][1].tok_s, rows[-1][1].tok_s
+    found = tuple(
+        CapMeasurement(
+            cap_w=cap,
+            tok_s=speed.output_tok_s,
+            tokens_per_joule=speed.output_tok_s / watts if watts else 0.0,
+            gain=bracketing_gain(first, speed.tok_s, last) if cap != steps[0] else None,
+        )
+        for cap, speed, watts in rows[:-1]
+    )
+    return found, min((row.cap_w for row in found[1:] if row.gain and row.gain.low >= COST), default=steps[0])
+
+
+START, WHOLE, SCREENED, FRONT = 1, 2, 3, 4  # places in the palette
+Measured = tuple[float, float, float]  # tok/s, TTFT in ms, watts
+
+
+def draw_pareto(trials: Sequence[ClimbTrial], screened: Sequence[ScreenTrial]) -> str:
+    """The charts as one file, one below the other."""
+    charts = pareto_charts(trials, screened)
+    parts = (
+        svg_tag("svg", str(svg), y=HEIGHT * row, width=WIDTH, height=HEIGHT) for row, (_, svg) in enumerate(charts)
+    )
+    view = {"xmlns": "http://www.w3.org/2000/svg", "viewBox": f"0 0 {WIDTH:g} {HEIGHT * len(charts):g}"}
+    return inline_colours(svg_tag("svg", "".join(parts), **view, font_size=12))
+
+
+def pareto_charts(trials: Sequence[ClimbTrial], screened: Sequence[ScreenTrial]) -> list[tuple[str, Markup]]:
+    """Two charts with titles, the second if energy is known. Each point is relative to the start with as many layers.
+
+    Filled points are whole models, hollow ones were screened; the line joins what nothing beats in both respects.
+    """
+    points: list[tuple[str, int, float, float, float]] = []  # name, colour, speed, TTFT, joules: shares of the start's
+
+    def add_point(name: str, colour: int, measured: Measured, base: Measured) -> None:
+        (rate, ttft, watts), (rate0, ttft0, watts0) = measured, base
+        energy = watts / rate / (watts0 / rate0) if watts and watts0 else 0.0
+        points.append((name, colour, rate / rate0, ttft / ttft0 if ttft0 else 1.0, energy))
+
+    start: Measured = (trials[0].output_tok_s, trials[0].ttft_ms, trials[0].watts)
+    add_point("start", START, start, start)
+    for trial in trials[1:]:
+        if trial.verdict != "fail" and trial.output_tok_s:
+            add_point(trial.change, WHOLE, (trial.output_tok_s, trial.ttft_ms, trial.watts), start)
+    bases = {row.stage: (row.tok_s, row.ttft_ms, row.watts) for row in screened if not row.changes and row.tok_s}
+    for row in screened:
+        if row.changes and row.tok_s and row.stage in bases:
+            name = ", ".join(f"{path} {value}" for path, value in row.changes.items())
+            add_point(name, SCREENED, (row.tok_s, row.ttft_ms, row.watts), bases[row.stage])
+    speed = ChartAxis(title="speed, start = 1", zero=False, log=False)
+    charts: list[tuple[str, Markup]] = []
+    for column, title in ((3, "time to first token, start = 1"), (4, "joules per token, start = 1")):
+        shown = [point for point in points if point[column] > 0]  # type: ignore[operator]
+        if not shown:
+            continue
+        places = [(float(point[column]), point[2]) for point in shown]
+        series = [
+            ChartSeries(name=point[0], colour=point[1], points=(place,), dashed=point[1] == SCREENED)
+            for point, place in zip(shown, places, strict=True)
+        ]
+        front = ChartSeries(name="best", colour=FRONT, points=tuple(pareto_front(places)), markers=False)
+        axis = ChartAxis(title=title, zero=False, log=False)
+        if chart := draw_lines([front, *series], x=axis, y=speed, label=f"Speed against {title}"):
+            charts.append((f"Speed against {title.partition(',')[0]}", chart))
+    return charts

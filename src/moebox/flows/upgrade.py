@@ -7,8 +7,7 @@ a soak, answers to the same questions, and speed in turn.
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
 
 from moebox import engines
 from moebox.checkpoint import deploy
@@ -18,6 +17,7 @@ from moebox.core.endpoint import Endpoint
 from moebox.core.engine_source import EngineSource, parse_source
 from moebox.core.recipe import Recipe
 from moebox.core.setting import apply_settings
+from moebox.core.upgrade_result import UPGRADE_FILE, Outcome, ProvenSide, UpgradeResult, speed_text
 from moebox.core.verdict import CheckResults, Mark
 from moebox.detect.conditions import ConditionsWatch
 from moebox.detect.limits import memory_share
@@ -25,13 +25,12 @@ from moebox.errors import AnswerIsNo, MoeboxError, Unsupported, refuse_if
 from moebox.flows.compare import (
     CompareEffort,
     Comparison,
-    GainAtConcurrency,
     SideListener,
     compare_sides,
     compare_targets,
 )
 from moebox.flows.rehearse import rehearse
-from moebox.flows.soak import SoakResult, soak_endpoint
+from moebox.flows.soak import soak_endpoint
 from moebox.flows.walk import memory_problem, startup_problem
 from moebox.quality.judge import DEFAULT_LIMIT
 from moebox.quality.measure import QualityGate
@@ -41,8 +40,7 @@ from moebox.units import plural
 from moebox.verify.options import CHECK_NAMES, VerifyOptions
 from moebox.verify.runner import run_checks
 
-Outcome = Literal["keep", "no difference", "undecided", "roll back"]
-UPGRADE_FILE, PAGE_FILE = "upgrade.json", "upgrade.md"
+PAGE_FILE = "upgrade.md"
 REHEARSED_BYTES = 20 * 2**30  # smaller weights load as fast as a rehearsal boots
 WORDS_SHARE = 8  # a prompt of context/8 words: three digits take at most four tokens in every known vocabulary
 MOST_WORDS = 2048
@@ -69,60 +67,6 @@ class UpgradeEffort:
     compare: CompareEffort = CompareEffort(rounds=6, most_rounds=24)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProvenSide:
-    """How one side did before its speed was measured."""
-
-    marks: dict[str, Mark] = field(default_factory=dict)
-    reasons: dict[str, str] = field(default_factory=dict)  # of checks that did not pass
-    quirks: tuple[str, ...] = ()
-    soak: SoakResult | None = None
-    quality: str = ""  # divergence from the old version, or why it is not known
-    quality_mark: Mark = "skip"  # warn: not decided
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpgradeResult:
-    name: str
-    old: str
-    new: str
-    outcome: Outcome
-    reasons: tuple[str, ...]
-    notes: tuple[str, ...] = ()
-    gains: tuple[GainAtConcurrency, ...] = ()
-    sides: dict[str, ProvenSide] = field(default_factory=dict)
-    drift: float | None = None  # of the old version between its two measurements
-    seconds: float = 0.0
-    applied: bool = False
-    recipe: Recipe | None = None  # the new one
-
-    @property
-    def headline(self) -> str:
-        """ "0.30 → 0.32: right; -7.0% decode at 4 (-9.0% to -5.0%)"."""
-        what = {"roll back": "not taken", "undecided": "not decided"}.get(self.outcome, "right")
-        why = self.reasons[:1] if what != "right" or not self.gains else ()
-        return f"{self.old} → {self.new}: {'; '.join(dict.fromkeys((what, *why, *map(speed_text, self.gains))))}"
-
-    @property
-    def findings(self) -> list[str]:
-        """Reasons, notes, speeds and checks, a line each."""
-        lines = [*self.reasons, *self.notes]
-        for row in self.gains:
-            lines.append(f"{row.what} at {row.concurrency}: {row.a_tok_s:.1f} → {row.b_tok_s:.1f} tok/s, {row.gain}")  # noqa: PERF401
-        if self.drift is not None:
-            lines.append(f"the old version changed by {self.drift:+.1%} between its two measurements")
-        for side, proven in self.sides.items():
-            marks = ", ".join(f"{name} {mark}" for name, mark in proven.marks.items() if mark != "pass")
-            checks = marks or ("all checks passed" if proven.marks else "not checked")
-            lines.append(f"{'old' if side == 'A' else 'new'}: {checks}{f'; {proven.soak.text}' if proven.soak else ''}")
-        return lines
-
-
-def speed_text(row: GainAtConcurrency) -> str:
-    where = "prefill" if row.what == "prefill" else f"decode at {row.concurrency}"
-    return f"{where} {row.gain or 'not measured'}"
-
-
 def parse_judges(text: str) -> Judges:
     """Parse `--by`: checks, names of checks, soak, answers, quality or quality=0.05, speed or speed=5%."""
     if not text:
@@ -132,15 +76,9 @@ def parse_judges(text: str) -> Judges:
         name, _, value = word.partition("=")
         refuse_if(name not in known, f"--by {word}: not known", hint=f"one or several of {', '.join(known)}")
         if name == "speed":
-            share = value.removesuffix("%") or "2"
-            good = share.replace(".", "", 1).isdigit() and 0 < float(share) < 100
-            refuse_if(not good, f"--by {word}: not a share", hint="write it like speed=5%")
-            limit = float(share) / 100
+            limit = _parse_limit(word, value.removesuffix("%") or "2", 99.9, "speed=5%") / 100
         elif name == "quality":
-            amount = value or str(DEFAULT_LIMIT)
-            good = amount.replace(".", "", 1).isdigit() and 0 < float(amount) <= 10
-            refuse_if(not good, f"--by {word}: not a limit in nats", hint="write it like quality=0.02")
-            nats = float(amount)
+            nats = _parse_limit(word, value or str(DEFAULT_LIMIT), 10, "quality=0.02")
         else:
             hint = "write it like speed=5% or quality=0.02"
             refuse_if(value, f"--by {word}: only speed and quality have a limit", hint=hint)
@@ -154,6 +92,12 @@ def parse_judges(text: str) -> Judges:
         quality=nats,
         needs_quality=nats is not None,
     )
+
+
+def _parse_limit(word: str, number: str, most: float, example: str) -> float:
+    good = number.replace(".", "", 1).isdigit() and 0 < float(number) <= most
+    refuse_if(not good, f"--by {word}: not a limit above 0 and up to {most:g}", hint=f"write it like {example}")
+    return float(number)
 
 
 def upgrade_recipe(
@@ -227,7 +171,7 @@ class _Trial(SideListener):
         judges, effort = self.judges, self.effort
         self.urls[name] = endpoint.base_url
         found = self.check(endpoint, judges.checks, folder) if judges.checks else None
-        marks = {check.name: check.verdict for check in found.rungs} if found else {}
+        marks = found.marks if found else {}
         if name == "B" and (worse := _new_failures(self.sides["A"].marks, marks)):
             again = self.check(endpoint, worse, folder)  # a failure counts if it is seen twice
             marks |= {check.name: check.verdict for check in again.rungs if check.verdict != "fail"}
@@ -312,10 +256,8 @@ def try_upgrade(
     checkpoint = deployment.known_checkpoint
     if not reason and checkpoint and checkpoint.total_bytes > REHEARSED_BYTES:
         notify("rehearsing the new version with few layers")
-        folder = run.path / f"{run.id}-rehearsal"
-        folder.mkdir(exist_ok=True)
         try:
-            rehearse(deployment, Run(folder))
+            rehearse(deployment, run.make_folder(f"{run.id}-rehearsal"))
         except Unsupported as problem:
             notes.append(f"not rehearsed: {problem.message}")
         except MoeboxError as problem:

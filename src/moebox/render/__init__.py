@@ -14,6 +14,7 @@ from moebox.engines import check_recipe, require_weights_file
 from moebox.errors import BadInput
 from moebox.render import cluster, grafana, machine, quoting
 from moebox.render.pieces import Context, refuse_unrenderable, unit_argument
+from moebox.yaml_text import dump_kustomization, scalar_yaml
 
 LaunchFormat = Literal["script", "docker", "podman", "compose", "k8s", "slurm", "systemd"]
 LAUNCH_FORMATS: tuple[LaunchFormat, ...] = get_args(LaunchFormat)
@@ -46,8 +47,7 @@ def render(deployment: Deployment, file_format: LaunchFormat) -> str:
             f"{deployment.engine.title} over several nodes is not rendered: the other nodes run {programs[0]}",
             hint="`moebox up RECIPE --hosts FILE` or `--slurm` starts it; `--hosts FILE --dry-run` prints the commands",
         )
-    context = CONTEXTS[file_format](deployment)
-    return str(_load_template(str(context.pop("template"))).render(**context))
+    return render_context(CONTEXTS[file_format](deployment))
 
 
 def render_service_unit(deployment: Deployment, command: Sequence[str], *, system: bool) -> str:
@@ -55,7 +55,7 @@ def render_service_unit(deployment: Deployment, command: Sequence[str], *, syste
     check_recipe(deployment)
     weights = deployment.recipe.checkpoint
     return str(
-        _load_template("service.service.j2").render(
+        load_template("service.service.j2").render(
             recipe=deployment.recipe,
             command=[*map(quoting.quote_unit_word, command)],
             mounts=[quoting.quote_unit_word(weights)] if weights.startswith("/") else [],
@@ -67,16 +67,24 @@ def render_service_unit(deployment: Deployment, command: Sequence[str], *, syste
 def render_files(deployment: Deployment, file_format: LaunchFormat | OtherFormat) -> dict[str, str]:
     """Return every file of a format by name; a single file has the name ""."""
     if file_format == "grafana":
-        return {"": grafana.dashboard_json(deployment)}
+        return {"": render_context(grafana.dashboard_context(deployment))}
     if file_format == "prometheus":
-        return {"": grafana.alert_rules_yaml(deployment)}
+        return {"": render_context(grafana.alerts_context(deployment))}
     if file_format == "kustomize":
-        return cluster.kustomize_files(deployment, render(deployment, "k8s"))
+        monitoring = render_context(grafana.alerts_context(deployment) | {"template": "monitoring.yaml.j2"})
+        files = cluster.split_objects(render(deployment, "k8s")) | {"monitoring.yaml": monitoring}
+        return {"kustomization.yaml": dump_kustomization(files, quoting.make_slug(deployment.recipe.name)), **files}
     return {"": render(deployment, file_format)}
 
 
+def render_context(context: Context) -> str:
+    """Fill the template that a context names."""
+    return str(load_template(str(context["template"])).render(**context))
+
+
 @functools.cache
-def _load_template(name: str) -> Any:
+def load_template(name: str) -> Any:
+    """Load a template of a launch file; each value is quoted by the filter of its own rule."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(  # noqa: S701  (shell and YAML, not HTML: each value is quoted by its own rule)
@@ -87,6 +95,7 @@ def _load_template(name: str) -> Any:
         keep_trailing_newline=True,
     )
     environment.filters["yaml"] = quoting.quote_yaml
+    environment.filters["scalar"] = scalar_yaml
     environment.filters["slug"] = quoting.make_slug
     environment.filters["bash"] = quoting.quote_bash
     environment.filters["quoted"] = quoting.escape_bash

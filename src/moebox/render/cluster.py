@@ -4,15 +4,13 @@ import dataclasses
 import math
 import shlex
 
-from moebox import yaml_text
 from moebox.core.deployment import Deployment
 from moebox.engines import LaunchNode, build_launch
 from moebox.engines.assemble import download_variable, image_name, split_at_image, uses_gpus, weights_folder
 from moebox.engines.kv_store import store_folder
 from moebox.engines.reasons import variable_reason
-from moebox.errors import BadInput, refuse_if
-from moebox.loose import Document
-from moebox.render import grafana, machine, options, quoting
+from moebox.errors import refuse_if
+from moebox.render import machine, options, quoting
 from moebox.render.pieces import Context, ListItem, kubernetes_value, launch_pieces
 from moebox.render.quoting import variable_slot
 from moebox.units import plural
@@ -122,9 +120,8 @@ def _gpus_per_node(deployment: Deployment) -> Context:
     return {"gpus": gpus, "wants": f"{plural(nodes, 'node') if nodes > 1 else 'one node'} with {has}"}
 
 
-def kustomize_files(deployment: Deployment, text: str) -> dict[str, str]:
-    """Return the files of a kustomize base by name, from the rendered Kubernetes objects in `text`."""
-    name = quoting.make_slug(deployment.recipe.name)
+def split_objects(text: str) -> dict[str, str]:
+    """Return the rendered Kubernetes objects in `text` as files by name."""
     first, *rest = text.split("\n---\n")
     lines = first.splitlines(keepends=True)
     cut = next((place for place, line in enumerate(lines) if not line.startswith("#")), len(lines))
@@ -133,31 +130,6 @@ def kustomize_files(deployment: Deployment, text: str) -> dict[str, str]:
     for document in ("".join(lines[cut:]), *rest):
         kinds = (line.partition(":")[2].strip() for line in document.splitlines() if line.startswith("kind:"))
         kind = next(kinds, "")
-        if kind not in FILES:
-            raise BadInput(f"a Kubernetes object of kind {kind!r} has no file in a kustomize base")
+        refuse_if(kind not in FILES, f"a Kubernetes object of kind {kind!r} has no file in a kustomize base")
         files[FILES[kind]] = head + document.rstrip("\n") + "\n"
-    metadata = {"name": name, "labels": {"app": name}}
-    monitor: Document = {
-        "apiVersion": "monitoring.coreos.com/v1",
-        "kind": "ServiceMonitor",
-        "metadata": metadata,
-        "spec": {
-            "selector": {"matchLabels": {"app": name}},
-            "endpoints": [{"port": "http", "path": "/metrics", "interval": "15s"}],
-        },
-    }
-    rule: Document = {
-        "apiVersion": "monitoring.coreos.com/v1",
-        "kind": "PrometheusRule",
-        "metadata": metadata,
-        "spec": {"groups": grafana.alert_groups(deployment)},
-    }
-    note = "# Needs the Prometheus operator; without it, remove this file from kustomization.yaml.\n"
-    files["monitoring.yaml"] = note + yaml_text.dump_documents([monitor, rule])
-    kustomization: Document = {
-        "apiVersion": "kustomize.config.k8s.io/v1beta1",
-        "kind": "Kustomization",
-        "resources": sorted(files),
-        "labels": [{"pairs": {"app.kubernetes.io/part-of": name}, "includeSelectors": False}],
-    }
-    return {"kustomization.yaml": yaml_text.dump_yaml(kustomization), **files}
+    return files

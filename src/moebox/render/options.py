@@ -3,12 +3,14 @@
 An option without a counterpart is refused by name: a file that left it out would start something else.
 """
 
+from collections.abc import Callable
+
 from moebox.core import validation
 from moebox.core.recipe import Recipe
 from moebox.errors import BadInput
 from moebox.render import quoting
 
-# Option -> key of a Compose service, by the format of its value.
+# Option -> key of a Compose service.
 TEXTS = {
     "--shm-size": "shm_size",
     "--memory": "mem_limit",
@@ -54,6 +56,20 @@ POD_DEFAULTS = (
 )
 
 
+def _yaml_text(value: str) -> str:
+    return quoting.quote_yaml(quoting.escape_compose(value))
+
+
+# Option that may be given once -> key of a Compose service, and how its value is written.
+SINGLE: dict[str, tuple[str, Callable[[str], str]]] = {
+    **{option: (key, _yaml_text) for option, key in TEXTS.items()},
+    **{option: (key, lambda value: str(int(value))) for option, key in NUMBERS.items()},
+    **{option: (key, lambda value: "true") for option, key in FLAGS.items()},
+    "--stop-timeout": ("stop_grace_period", lambda value: _yaml_text(f"{int(value)}s")),
+    "--log-driver": ("logging", lambda value: f"{{driver: {_yaml_text(value)}}}"),
+}
+
+
 def compose_keys(recipe: Recipe) -> dict[str, str]:
     """Return the keys of the Compose service that the options set, with their values as YAML."""
     keys: dict[str, str] = {}
@@ -86,23 +102,13 @@ def compose_keys(recipe: Recipe) -> dict[str, str]:
 
 def _single_key(name: str, value: str) -> dict[str, str]:
     """Return the key and value of an option that may be given once; BadInput if Compose has no counterpart."""
-    if name in TEXTS:
-        return {TEXTS[name]: _yaml_text(value)}
-    if name in NUMBERS:
-        return {NUMBERS[name]: str(int(value))}
-    if name in FLAGS:
-        return {FLAGS[name]: "true"}
-    if name == "--stop-timeout":
-        return {"stop_grace_period": _yaml_text(f"{int(value)}s")}
-    if name == "--log-driver":
-        return {"logging": f"{{driver: {_yaml_text(value)}}}"}
+    if name in SINGLE:
+        key, write = SINGLE[name]
+        return {key: write(value)}
     if name == "--pull" and value in PULL:
         return {"pull_policy": _yaml_text(value)}
-    in_template = (name in ("--network", "--net") and value != "none") or (name, value) in (
-        ("--gpus", "all"),
-        ("--device", "nvidia.com/gpu=all"),
-    )
-    if in_template:
+    is_network = name in ("--network", "--net") and value != "none"
+    if is_network or (name, value) in (("--gpus", "all"), ("--device", "nvidia.com/gpu=all")):  # in the template
         return {}
     raise _no_counterpart("compose", name, value)
 
@@ -118,10 +124,6 @@ def shared_memory_size(recipe: Recipe) -> str:
         elif (name, value) not in POD_DEFAULTS:
             raise _no_counterpart("k8s", name, value)
     return size
-
-
-def _yaml_text(value: str) -> str:
-    return quoting.quote_yaml(quoting.escape_compose(value))
 
 
 def _no_counterpart(file_format: str, name: str, value: str) -> BadInput:

@@ -1,9 +1,12 @@
 """Reports as files: HTML, Markdown, and PDF with drawings kept as vectors.
 
+Markdown is written by templates: the same sections, tables as tables, drawings by their captions.
+
 A Chromium on this machine prints the PDF, else WeasyPrint (`pip install moebox[pdf]`). Chromium comes first because it
 lays the page out as the user saw it. It gets no network and a profile of its own.
 """
 
+import functools
 import importlib.util
 import os
 import re
@@ -11,12 +14,15 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from moebox import files
 from moebox.environment import chosen_environment
 from moebox.errors import BadInput, ExternalError, refuse_if
+from moebox.escape import code_block, escape_markdown
 from moebox.report.expect import with_forecast
 from moebox.report.page import ReportPage, build_page, read_asset, render_html
+from moebox.report.sections.checks import score_text
 from moebox.report.svg import inline_colours
 from moebox.runs.reader import read_run
 from moebox.store import Run, plain
@@ -43,7 +49,7 @@ def write_report(
     page = make_page(runs, title=title)
     written = [save_file(target, render_html(page))] if suffix not in (".md", ".pdf") else []
     if markdown or suffix == ".md":
-        from moebox.report.markdown import render_markdown
+        from moebox.report.files import render_markdown
 
         written.append(save_file(target.with_suffix(".md"), render_markdown(page)))
     if pdf or suffix == ".pdf":
@@ -134,3 +140,29 @@ def print_with_weasyprint(html: str, target: Path) -> Path:
 def refuse_fetch(url: str, *_: object, **__: object) -> dict[str, object]:
     """Refuse every fetch: a report needs nothing from outside."""
     raise ValueError(f"{url} is not fetched")
+
+
+@functools.cache
+def load_template(name: str) -> Any:
+    """A template of the report that writes Markdown: each of its texts is escaped by the filter `md`."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(  # noqa: S701  (not HTML)
+        loader=PackageLoader("moebox.report"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"md": escape_markdown, "fenced": lambda text: "\n".join(code_block(text))}
+    environment.filters |= {"quoted": quote_url, "score": score_text}
+    return environment.get_template(name)
+
+
+def render_markdown(page: ReportPage) -> str:
+    return str(load_template("report.md").render(page=page))
+
+
+def quote_url(url: str) -> str:
+    """A URL that cannot leave the angle brackets around it."""
+    return "".join(letter if letter.isprintable() and letter not in "<> " else "%20" for letter in url)

@@ -20,8 +20,7 @@ from moebox.core.matrix_row import MatrixRow, SpeedCell, row_problems
 from moebox.detect.bundle import gpu_text, link_text
 from moebox.errors import BadInput, ExternalError, MoeboxError, refuse_if
 from moebox.render import render
-from moebox.report.files import OUTPUT_HINT, make_page, save_file
-from moebox.report.markdown import load_template, render_markdown
+from moebox.report.files import OUTPUT_HINT, load_template, make_page, render_markdown, save_file
 from moebox.report.page import ReportPage, render_html
 from moebox.report.tidy import redact_text
 from moebox.runs.reader import PACKED_FILES, PACKED_FOLDERS, PRIVATE_FILES
@@ -51,8 +50,7 @@ ABOUT = {
 
 def pack_runs(runs: Sequence[Run], target: Path, *, pdf: bool = True) -> tuple[Path, list[str]]:
     """Write a folder, or an archive if `target` ends in .tar.gz or .tgz. Return its path and what was left out."""
-    if not runs:
-        raise BadInput("name the runs to pack", hint="`moebox runs` lists them")
+    refuse_if(not runs, "name the runs to pack", hint="`moebox runs` lists them")
     is_archive = target.name.endswith((".tar.gz", ".tgz"))
     if not is_archive and target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise BadInput(f"{target}: already exists", hint="name a new folder, or an empty one")

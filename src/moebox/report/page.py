@@ -20,18 +20,15 @@ from moebox.assess.run import assess_run
 from moebox.escape import escape_invisible
 from moebox.report.block import Section
 from moebox.report.sections.checks import check_evidence, checks_section, probe_evidence, score_text
-from moebox.report.sections.climb import climb_section
 from moebox.report.sections.compare import compare_section, models_section
 from moebox.report.sections.hardware import hardware_section
 from moebox.report.sections.kernels import kernels_section
-from moebox.report.sections.launches import attempts_section, problems_section, recommendations_section
-from moebox.report.sections.memory import memory_section
-from moebox.report.sections.performance import performance_section
-from moebox.report.sections.plan import plan_section
+from moebox.report.sections.launches import attempts_section, climb_section, problems_section, recommendations_section
+from moebox.report.sections.memory import memory_section, plan_section
+from moebox.report.sections.performance import figures_section, performance_section
 from moebox.report.sections.quality import quality_section
 from moebox.report.sections.reproduce import notes_section, reproduce_section
 from moebox.report.sections.summary import summary_section
-from moebox.report.sections.tables import figures_section
 from moebox.report.sections.tasks import tasks_section
 from moebox.report.svg import DARK, LIGHT, css_variables, run_colour
 from moebox.runs.record import RunRecord
@@ -161,13 +158,9 @@ def render_html(page: ReportPage, *, home: str = "") -> str:
         jinja_environment()
         .get_template("report.html")
         .render(
+            page=page,
             home=home,
-            title=page.title,
-            subtitle=page.subtitle,
-            date=page.date,
-            made=page.made,
             version=__version__,
-            simulation=page.simulated_runs,
             live=any(record.live for record in page.records),
             runs=[
                 {
@@ -180,7 +173,6 @@ def render_html(page: ReportPage, *, home: str = "") -> str:
                 for index, record in enumerate(page.records)
             ],
             links=[section.id for section in page.sections],
-            sections=page.sections,
             light=Markup(css_variables(LIGHT)),  # noqa: S704
             dark=Markup(css_variables(DARK)),  # noqa: S704
             style=style_sheet(),

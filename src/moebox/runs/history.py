@@ -5,13 +5,23 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import msgspec
 
 from moebox.core import engine_event
 from moebox.core.box import Box
 from moebox.core.engine_facts import DeviceFacts, EngineFacts
-from moebox.core.event import ClimbBegan, ClimbStep, JournalLost, StepEvent, StepRunning, VerifyBegan, VerifyEnded
+from moebox.core.event import (
+    ClimbBegan,
+    ClimbStep,
+    Event,
+    JournalLost,
+    StepEvent,
+    StepRunning,
+    VerifyBegan,
+    VerifyEnded,
+)
 from moebox.core.pipeline import Pipeline
 from moebox.escape import clip_text
 from moebox.redact import hide_secrets
@@ -19,6 +29,7 @@ from moebox.runs.record import LaunchAttempt, LogProblem, Outcome, RunFailure
 from moebox.store import JournalEntry
 from moebox.units import plural
 
+E = TypeVar("E", bound=Event)
 PUBLISHED_OUTCOMES: dict[str, Outcome] = {
     "success": "SUCCESS",
     "partial": "PARTIAL",
@@ -180,12 +191,17 @@ def reported_devices(facts: Sequence[EngineFacts], box: Box | None) -> tuple[Dev
     return tuple(devices)
 
 
+def events_of(entries: Sequence[JournalEntry], kind: type[E]) -> list[E]:
+    """Return the events of a kind, oldest first."""
+    return [entry.event for entry in entries if isinstance(entry.event, kind)]
+
+
 def unfinished_step(pipeline: Pipeline, entries: Sequence[JournalEntry]) -> str:
     """Return the step of `moebox run` that began and did not end; until 0.1 only the journal named it."""
     running = [step.name for step in pipeline.steps if step.state == "running"]
     if running:
         return running[0]
-    last = next((entry.event for entry in reversed(entries) if isinstance(entry.event, StepEvent)), None)
+    last = next(reversed(events_of(entries, StepEvent)), None)
     return last.step if isinstance(last, StepRunning) else ""
 
 
@@ -226,7 +242,6 @@ def phases(entries: Sequence[JournalEntry], pipeline: Pipeline) -> list[tuple[st
 def lost_writes(entries: Sequence[JournalEntry]) -> list[str]:
     """A line for each file that a full disk refused to write."""
     lost: Counter[str] = Counter()
-    for entry in entries:
-        if isinstance(entry.event, JournalLost):
-            lost.update(entry.event.files)
+    for event in events_of(entries, JournalLost):
+        lost.update(event.files)
     return [f"{name}: {plural(count, 'write')} lost to a full disk" for name, count in lost.items()]

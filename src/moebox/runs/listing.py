@@ -13,9 +13,10 @@ from pathlib import Path
 from moebox import codec, files
 from moebox.core.engine_event import AttemptReady
 from moebox.core.recipe import Recipe
-from moebox.errors import BadInput, suggest_names
-from moebox.loose import Document, get_number, get_objects, get_text
-from moebox.runs.reader import RECIPES, folder_time, read_run
+from moebox.core.upgrade_result import UPGRADE_FILE, UpgradeResult
+from moebox.errors import BadInput, refuse_if, suggest_names
+from moebox.loose import Document, get_number
+from moebox.runs.reader import RECIPES, FolderReader, folder_time, read_run
 from moebox.runs.record import RunRecord, RunVerdict
 from moebox.store import PIPELINE, PIPELINE_BEFORE, Run, plain, runs_dir
 from moebox.units import plural
@@ -199,21 +200,17 @@ def recipe_history(name: str, *, runs: Path | None = None) -> list[HistoryRow]:
     home, rows, names = runs_dir(runs), list[HistoryRow](), set[str]()
     for summary in reversed(list_summaries(runs)):
         folder = Run(home / summary.id)
-        document = folder.read_json("upgrade.json") if (folder.path / "upgrade.json").exists() else None
-        if isinstance(document, dict):
-            names.add(get_text(document, "name"))
-            if get_text(document, "name") == name:
-                speeds = [row.get("b_tok_s") for row in get_objects(document, "gains")]
-                numbers = [float(speed) for speed in speeds if isinstance(speed, int | float)]
-                reasons = document.get("reasons")
+        if upgrade := FolderReader(folder).read(UpgradeResult, UPGRADE_FILE):
+            names.add(upgrade.name)
+            if upgrade.name == name:
                 row = HistoryRow(
                     run=summary.id,
                     when=summary.started,
-                    version=f"{get_text(document, 'old')} → {get_text(document, 'new')}",
-                    tok_s=max(numbers, default=None),
-                    outcome=get_text(document, "outcome"),
-                    applied=bool(document.get("applied")),
-                    note=str(reasons[0]) if isinstance(reasons, list) and reasons else "",
+                    version=f"{upgrade.old} → {upgrade.new}",
+                    tok_s=max((gain.b_tok_s for gain in upgrade.gains), default=None),
+                    outcome=upgrade.outcome,
+                    applied=upgrade.applied,
+                    note=next(iter(upgrade.reasons), ""),
                 )
                 rows.append(row)
             continue
@@ -237,9 +234,8 @@ def recipe_history(name: str, *, runs: Path | None = None) -> list[HistoryRow]:
             note=summary.failed,
         )
         rows.append(new_row)
-    if not rows:
-        text = f"no run of a recipe called {name!r}"
-        raise BadInput(text, hint=suggest_names(name, sorted(names)) if names else None)
+    hint = suggest_names(name, sorted(names)) if names else None
+    refuse_if(not rows, f"no run of a recipe called {name!r}", hint=hint)
     return mark_regressions(rows)
 
 

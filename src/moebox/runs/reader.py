@@ -24,6 +24,7 @@ from moebox.core.pipeline import NO_PIPELINE, Pipeline
 from moebox.core.plan import Plan
 from moebox.core.recipe import Recipe
 from moebox.core.symptom import KnownFailure
+from moebox.core.upgrade_result import UPGRADE_FILE, UpgradeResult
 from moebox.core.verdict import CheckResults, CheckVerdict, Gain, Mark
 from moebox.errors import BadInput
 from moebox.escape import one_line
@@ -172,7 +173,7 @@ def summed_check(results: CheckResults, newest: dict[str, CheckVerdict]) -> Chec
 
     None if a check was made again since, because the sum is no longer about these checks.
     """
-    made = {check.name: check.verdict for check in results.rungs}
+    made = results.marks
     if not made or any(name not in newest or newest[name].verdict != mark for name, mark in made.items()):
         return None
     verdict, marks = results.verdict, set(made.values())
@@ -227,12 +228,13 @@ def read_run(run: Run) -> RunRecord:
     sources = [get_text(row, "source") for row in get_objects(climb, "steps")]
     tasks = reader.read(TaskRun, "tasks.json")
     locked, step = run.is_locked, history.unfinished_step(pipeline, entries)
-    climb_began = next((entry.event.command for entry in entries if isinstance(entry.event, ClimbBegan)), "")
+    climb_began = next((event.command for event in history.events_of(entries, ClimbBegan)), "")
     climb_ended = is_true(climb, "ended") or (run.path / "best.toml").exists()
     if not step and climb_began and not climb_ended:
         step = climb_began
-    upgrade = next((entry.event for entry in entries if isinstance(entry.event, UpgradeStep)), None)
-    result = as_object(reader.load("upgrade.json")) or None
+    upgrade = next(iter(history.events_of(entries, UpgradeStep)), None)
+    verified = history.events_of(entries, VerifyBegan)
+    result = reader.read(UpgradeResult, UPGRADE_FILE)
     if upgrade and not result:
         step = "upgrade"
     found_nothing = bool(climb_began) and is_true(climb, "ended") and as_object(climb).get("best") is None
@@ -269,9 +271,9 @@ def read_run(run: Run) -> RunRecord:
         checks=tuple(checks),
         summed_check=summed,
         unfinished_checks=history.unfinished_checks(step, entries),
-        check_total=next((e.event.of for e in reversed(entries) if isinstance(e.event, VerifyBegan)), 0),
+        check_total=verified[-1].of if verified else 0,
         url=server_url(entries, tasks),
-        checked_model=next((e.event.model for e in entries if isinstance(e.event, VerifyBegan) and e.event.model), ""),
+        checked_model=next(filter(None, (event.model for event in verified)), ""),
         attempts=tuple(attempts),
         climb_steps=tuple(steps),
         climb_source="; ".join(dict.fromkeys(filter(None, sources))),

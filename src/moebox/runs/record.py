@@ -17,6 +17,7 @@ from moebox.core.plan import Memory, Plan
 from moebox.core.quirks import is_known_warning
 from moebox.core.recipe import Recipe
 from moebox.core.result import LatencyStats, Measurement, PrefillDecode
+from moebox.core.upgrade_result import UpgradeResult
 from moebox.core.verdict import CheckVerdict, Mark
 from moebox.loose import Json
 from moebox.quality.measure import QualityResult
@@ -210,7 +211,7 @@ class RunRecord:
     locked: bool = False  # a process works on it
     open_step: str = ""  # step of `moebox run`, or "climb", that began and did not end
     resume_command: str = ""  # goes on with it, without "moebox"
-    upgrade: Json | None = None  # the result of `moebox upgrade`
+    upgrade: UpgradeResult | None = None
     simulation: bool = False
     box: Box | None = None
     recipe: Recipe | None = None

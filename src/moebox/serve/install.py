@@ -20,6 +20,7 @@ from moebox.core import registry
 from moebox.core.box import Gpu
 from moebox.core.catalogue import load_table
 from moebox.core.engine_source import EngineSource, same_version
+from moebox.core.setting import flag_words
 from moebox.engines.engine import load_engine
 from moebox.environment import chosen_environment
 from moebox.errors import ExternalError, NotInstalled, Unsupported, refuse_if
@@ -101,7 +102,7 @@ def require_disk(source: EngineSource, notify: Notify) -> None:
 def pip_environment() -> tuple[list[str], dict[str, str]]:
     """Options of pip and uv by the site's settings, and the user's own variables of both."""
     settings = read_site().packages
-    options = [word for key, flag in PACKAGE_OPTIONS.items() if key in settings for word in (flag, settings[key])]
+    options = flag_words({flag: getattr(settings, key) for key, flag in PACKAGE_OPTIONS.items()})
     return options, {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "UV_"))}
 
 

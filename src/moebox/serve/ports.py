@@ -31,14 +31,11 @@ def start_on_free_port(
 
 def _start_and_check(deployment: Deployment, run: Run, *, patience_s: float) -> EngineSession:
     session = launch_engine(prepare_launch(deployment, name=run.id), run)
-    try:
-        session.wait_ready(patience_s=patience_s)
-        port = session.prepared.launch.port
-        if deployment.recipe.runtime.kind in ("native", "embedded") and not engine_listens_on(port, session.run.id):
-            raise ExternalError(f"port {port} is answered by another program than the engine that was started")
-    except BaseException:
+    session.wait_ready(patience_s=patience_s)
+    port = session.prepared.launch.port
+    if deployment.recipe.runtime.kind in ("native", "embedded") and not engine_listens_on(port, session.run.id):
         session.stop()
-        raise
+        raise ExternalError(f"port {port} is answered by another program than the engine that was started")
     return session
 
 

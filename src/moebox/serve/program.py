@@ -79,14 +79,18 @@ class GuardedProgram:
         return self.guard.poll() is None
 
     def wait_until_ready(self, is_ready: Callable[[], bool], *, patience_s: float, every_s: float = LOOK_S) -> None:
-        """Wait until `is_ready()`. Raise ExternalError with its last log line if it ends or takes too long."""
+        """Wait until `is_ready()`. If it ends or takes too long, stop it and raise ExternalError with its last line."""
         until = time.monotonic() + patience_s
-        while not is_ready():
-            late = time.monotonic() > until
-            if late or not self.is_alive:
-                what = f"did not answer within {patience_s:.0f} s" if late and self.is_alive else "ended while starting"
-                raise ExternalError(f"{self.config.kind} {what}: {self.last_log_line()}", hint=f"log: {self.log}")
-            time.sleep(every_s)
+        try:
+            while not is_ready():
+                late = time.monotonic() > until
+                if late or not self.is_alive:
+                    what = "ended while starting" if not self.is_alive else f"did not answer within {patience_s:.0f} s"
+                    raise ExternalError(f"{self.config.kind} {what}: {self.last_log_line()}", hint=f"log: {self.log}")
+                time.sleep(every_s)
+        except BaseException:
+            self.stop()
+            raise
         self.instance = state.update_instance(self.instance, ready=time.time())
 
     def last_log_line(self) -> str:

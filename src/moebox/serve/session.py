@@ -93,31 +93,35 @@ class EngineSession:
         return self.guard.poll() is None and self.instance.guard_state.status in ("starting", "running")
 
     def wait_ready(self, *, patience_s: float = PATIENCE_S, deadline: float = math.inf) -> None:
-        """Wait until the engine answers a chat. Raise LaunchFailed with the first cause if it does not.
+        """Wait until the engine answers a chat. If it does not, stop it and raise LaunchFailed with the first cause.
 
         `patience_s`: longest time without progress; `deadline`: when it must be ready, on the monotonic clock.
         """
-        with AwakeClock() as awake:
-            self._wait_for_chat(awake, patience_s, deadline)
-        self.startup_s = time.monotonic() - self.watch.started
-        self._report_lost_log()
-        if not self.prepared.nodes:  # the engine may have downloaded other weights than those of the store
-            kv_store.prepare_store(self.prepared.deployment)
-        self.instance = state.update_instance(self.instance, ready=time.time())
-        self.facts = facts.gather_facts(self.endpoint, self.watch.summary)
-        self.ready = AttemptReady(
-            id=self.instance.id,
-            model=self.endpoint.model,
-            base_url=self.endpoint.base_url,
-            startup_s=self.startup_s,
-            facts=self.facts,
-            weights_bytes=self.weights_bytes,
-            disk_rate=self.disk_rate,
-        )
-        self.run.add_event(self.ready)
-        self._record_phase()
-        if self.instance.kv_store and (line := kv_store.restore_slots(self.endpoint, Path(self.instance.kv_store))):
-            self.run.add_event(SlotsKept(text=line))
+        try:
+            with AwakeClock() as awake:
+                self._wait_for_chat(awake, patience_s, deadline)
+            self.startup_s = time.monotonic() - self.watch.started
+            self._report_lost_log()
+            if not self.prepared.nodes:  # the engine may have downloaded other weights than those of the store
+                kv_store.prepare_store(self.prepared.deployment)
+            self.instance = state.update_instance(self.instance, ready=time.time())
+            self.facts = facts.gather_facts(self.endpoint, self.watch.summary)
+            self.ready = AttemptReady(
+                id=self.instance.id,
+                model=self.endpoint.model,
+                base_url=self.endpoint.base_url,
+                startup_s=self.startup_s,
+                facts=self.facts,
+                weights_bytes=self.weights_bytes,
+                disk_rate=self.disk_rate,
+            )
+            self.run.add_event(self.ready)
+            self._record_phase()
+            if self.instance.kv_store and (line := kv_store.restore_slots(self.endpoint, Path(self.instance.kv_store))):
+                self.run.add_event(SlotsKept(text=line))
+        except BaseException:
+            self.stop()
+            raise
 
     def _wait_for_chat(self, awake: AwakeClock, patience_s: float, deadline: float) -> None:
         chat: facts.ChatProbe | None = None
@@ -126,7 +130,7 @@ class EngineSession:
             if awake.away_s > away:  # the machine slept, and so did the engine: start counting again
                 away, chat = awake.away_s, None
                 self.watch.note_progress()
-            self._read_log()
+            self.read_log()
             self._raise_if_exited()
             if chat is not None:
                 if chat.is_loading:
@@ -158,7 +162,7 @@ class EngineSession:
     def wait_until_exit(self) -> None:
         """Wait for a ready engine to end. Raise LaunchFailed if it dies."""
         while True:
-            self._read_log()
+            self.read_log()
             self._report_lost_log()
             if self.guard.poll() is not None:
                 end = self.instance.guard_state
@@ -214,14 +218,21 @@ class EngineSession:
             if not self.watch.read_new_lines():
                 time.sleep(LOOK_S / 2)
 
-    def _read_log(self) -> None:
+    def explain_failure(self) -> str:
+        """The cause in the log, or where the log is."""
+        self.wait_for_cause()
+        cause = self.watch.search.cause
+        return f"{cause.cause} {cause.remedy}" if cause else f"the log is {self.log}"
+
+    def read_log(self) -> None:
+        """Read all lines that the engine has written so far."""
         while self.watch.read_new_lines():
             pass
 
     def _raise_if_exited(self) -> None:
         if self.guard.poll() is None:
             return
-        self._read_log()
+        self.read_log()
         end = self.instance.guard_state
         if end.error:
             raise self._record_failure("unstartable", f"cannot be started: {end.error}")

@@ -35,7 +35,7 @@ def calibrations_dir() -> Path:
 def stored_calibrations() -> StoredCalibrations:
     folder = calibrations_dir()
     found, unreadable = [], []
-    for path in sorted(folder.glob("*.json")) if folder.is_dir() else []:
+    for path in sorted(folder.glob("*.json")):
         try:
             found.append(read_calibration(path))
         except BadInput as problem:
@@ -48,8 +48,8 @@ def read_calibration(path: Path) -> Calibration:
     """Read a file. Raise BadInput if it is not a plausible calibration."""
     value = codec.load_json(path)
     written_format = value.get("format") if isinstance(value, dict) else None
-    if written_format != FORMAT:
-        raise BadInput(f"{path}: not a calibration of format {FORMAT}", hint="`moebox calibrations export` writes them")
+    hint = "`moebox calibrations export` writes them"
+    refuse_if(written_format != FORMAT, f"{path}: not a calibration of format {FORMAT}", hint=hint)
     found = codec.decode(Calibration, value, where=str(path))
     for boot in found.boots:
         steps: list[DecodeStep | PrefillStep] = [*boot.decode, *boot.prefill]
@@ -64,8 +64,7 @@ def find_calibration(name: str) -> Calibration:
     """Find a calibration by its id, or the beginning of it."""
     known = {calibration.id: calibration for calibration in stored_calibrations().calibrations}
     near = [name] if name in known else [key for key in known if name and key.startswith(name)]
-    if len(near) > 1:
-        raise BadInput(f"{len(near)} calibrations begin with {name!r}", hint=", ".join(near[:5]))
+    refuse_if(len(near) > 1, f"{len(near)} calibrations begin with {name!r}", hint=", ".join(near[:5]))
     if not near:
         hint = None if known else "`moebox rehearse RECIPE --measure` makes one"
         raise UnknownName("calibration", name, known, hint=hint)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from moebox import codec
-from moebox.errors import BadInput
+from moebox.errors import BadInput, refuse_if
 
 MAX_FILE_BYTES = 64 * 2**20  # the journal of a long run has some MiB
 
@@ -77,8 +77,7 @@ def read_bytes(path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
         raise BadInput(f"{path}: {reason}", hint="moebox writes plain files only; put one in its place") from None
     with file:
         size = os.fstat(file.fileno()).st_size
-        if size > max_bytes:
-            raise BadInput(f"{path}: {size:,} bytes is more than moebox writes")
+        refuse_if(size > max_bytes, f"{path}: {size:,} bytes is more than moebox writes")
         return file.read(size)  # not max_bytes: `read` makes room for all that it is asked for
 
 

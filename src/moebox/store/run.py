@@ -83,15 +83,12 @@ class Run:
         """Open a run by its path, its folder name, a unique beginning or end of it, or "latest"."""
         home = runs_dir(runs)
         matches = _matching_folders(name, home) if name else []
-        if name == LATEST and not matches:
-            raise BadInput(f"there are no runs in {home} yet", hint="`moebox run` makes one")
-        if not matches:
-            raise BadInput(f"no run called {name!r} in {home}", hint="`moebox runs` lists them")
-        if len(matches) > 1:
-            names = ", ".join(folder.name for folder in matches[:5])
-            raise BadInput(f"{len(matches)} runs are called {name!r}…", hint=names)
-        if not os.access(matches[0], os.R_OK | os.X_OK, effective_ids=True):
-            raise BadInput(f"{matches[0]}: permission denied", hint="ask its owner")
+        refuse_if(name == LATEST and not matches, f"there are no runs in {home} yet", hint="`moebox run` makes one")
+        refuse_if(not matches, f"no run called {name!r} in {home}", hint="`moebox runs` lists them")
+        hint = ", ".join(folder.name for folder in matches[:5])
+        refuse_if(len(matches) > 1, f"{len(matches)} runs are called {name!r}…", hint=hint)
+        text = f"{matches[0]}: permission denied"
+        refuse_if(not os.access(matches[0], os.R_OK | os.X_OK, effective_ids=True), text, hint="ask its owner")
         return cls(matches[0])
 
     @classmethod
@@ -111,6 +108,11 @@ class Run:
     @property
     def id(self) -> str:
         return self.path.name
+
+    def make_folder(self, name: str) -> "Run":
+        """Make a folder inside this run, for an engine or a part of the work with files of its own."""
+        (self.path / name).mkdir(parents=True, exist_ok=True)
+        return Run(self.path / name, strict=self.strict)
 
     def acquire_lock(self) -> bool:
         """Lock the run until this process ends; False if another process holds the lock."""

@@ -10,32 +10,21 @@ from typing import Self, TypedDict, Unpack
 from moebox.core.endpoint import Endpoint, ToolCall
 from moebox.errors import ExternalError
 from moebox.loose import Json, get_object, get_objects
-from moebox.redact import hide_known_keys
 from moebox.stream import sockets
 from moebox.stream.body import ResponseBody
-from moebox.stream.events import CONTENT, REASONING, StreamEvent, decode_event, describe_error
+from moebox.stream.events import StreamEvent, decode_event, describe_error
 from moebox.stream.sse import is_done_mark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamReply:
-    """A whole streamed reply. Times are seconds after the request was sent; None if that never came."""
+    """What is kept of a whole streamed reply; counts are None if the server does not report them."""
 
     status: int
     error: str = ""
-    text: str = ""
-    reasoning: str = ""
-    tool_calls: tuple[ToolCall, ...] = ()
-    finish: str = ""
-    done: bool = False  # [DONE] came
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
-    cached_tokens: int | None = None
-    ttft_s: float | None = None  # first token of any kind
-    ttfc_s: float | None = None  # first visible content
-    e2e_s: float | None = None
-    times_s: tuple[float, ...] = ()  # of every event that carried tokens
-    events: tuple[Json, ...] = field(default=(), repr=False)
+    times_s: tuple[float, ...] = ()  # of every event that carried tokens, in seconds after the request was sent
     headers: dict[str, str] = field(default_factory=dict, repr=False)  # of the response, names in lower case
 
 
@@ -159,37 +148,17 @@ class ExchangeOptions(TypedDict, total=False):
 
 
 def send_request(endpoint: Endpoint, body: Mapping[str, object], **options: Unpack[ExchangeOptions]) -> StreamReply:
-    texts: dict[int, list[str]] = {CONTENT: [], REASONING: []}
-    times: list[float] = []
-    events: list[StreamEvent] = []
-    first_content: float | None = None
-    usage: tuple[int, ...] = (-1, -1, -1)  # the last one; -1 is not counted
+    """Send a request and read its reply to the end."""
     with StreamExchange(endpoint, body, **options) as exchange:
-        for at, event in exchange:
-            events.append(event)
-            usage = event.usage or usage
-            if event.kind:
-                times.append(at)
-                texts.setdefault(event.kind, []).append(event.text)
-            if event.kind == CONTENT and first_content is None:
-                first_content = at
-        prompt, completion, cached, *_ = (count if count >= 0 else None for count in usage)
+        events = list(exchange)
+        usage = next((event.usage for _, event in reversed(events) if event.usage), (-1, -1))
+        prompt, completion, *_ = (count if count >= 0 else None for count in usage)
         return StreamReply(
             status=exchange.status,
-            error=next((event.error for event in events if event.error), ""),
-            text=hide_known_keys("".join(texts[CONTENT])),
-            reasoning=hide_known_keys("".join(texts[REASONING])),
-            tool_calls=join_tool_calls(event.data for event in events),
-            finish=next((event.finish for event in reversed(events) if event.finish), ""),
-            done=exchange.done,
+            error=next((event.error for _, event in events if event.error), ""),
             prompt_tokens=prompt,
             completion_tokens=completion,
-            cached_tokens=cached,
-            ttft_s=next(iter(times), None),
-            ttfc_s=first_content,
-            e2e_s=times[-1] if times else None,
-            times_s=tuple(times),
-            events=tuple(event.data for event in events),
+            times_s=tuple(at for at, event in events if event.kind),
             headers=exchange.headers,
         )
 

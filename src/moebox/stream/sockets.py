@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from moebox import http
-from moebox.errors import BadInput, ExternalError
+from moebox.errors import BadInput, ExternalError, refuse_if
 
 # asm-generic/socket.h: receive timestamps in nanoseconds, set by the network stack before the process runs.
 SO_TIMESTAMPNS = 35
@@ -183,7 +183,7 @@ def request_head(
     if length is not None:
         lines += ["Content-Type: application/json", f"Content-Length: {length}"]
     for name, value in (headers or {}).items():
-        if any(c in name + value for c in "\r\n\0") or not (name + value).isascii():
-            raise BadInput(f"header {name!r} contains characters that HTTP does not allow")
+        text = f"header {name!r} contains characters that HTTP does not allow"
+        refuse_if(any(c in name + value for c in "\r\n\0") or not (name + value).isascii(), text)
         lines.append(f"{name}: {value}")
     return "\r\n".join([*lines, "", ""]).encode("ascii")

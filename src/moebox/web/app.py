@@ -15,10 +15,10 @@ from moebox import codec
 from moebox.core import catalogue, registry
 from moebox.errors import MoeboxError
 from moebox.report.block import Prose
-from moebox.web import calibrations, chat, engines, models, planning, recipes, runs, tasks, trials, watching
+from moebox.web import calibrations, chat, engines, models, planning, recipes, runs, tasks, trials
 from moebox.web.gate import AccessGate, WebSite
 from moebox.web.mounts import DISKS
-from moebox.web.pages import error_blocks, error_handler, render_page, render_part, serve_script
+from moebox.web.pages import error_blocks, render_page, render_part, serve_script, show_error
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -30,11 +30,10 @@ BOXES += ("4x-rtx-pro-6000-workstation", "1x-rtx-5090")
 def make_app(site: WebSite) -> "ASGIApp":
     """Build the whole site."""
 
-    def get_route(path: str, handler: Any) -> Route:
-        return Route(path, functools.partial(handler, site=site))
+    def get_route(path: str, handler: Any, method: str = "GET") -> Route:
+        return Route(path, functools.partial(handler, site=site), methods=[method])
 
-    def post_route(path: str, handler: Any) -> Route:
-        return Route(path, functools.partial(handler, site=site), methods=["POST"])
+    post_route = functools.partial(get_route, method="POST")
 
     routes = [
         get_route("/", plan_page),
@@ -51,8 +50,8 @@ def make_app(site: WebSite) -> "ASGIApp":
         post_route("/runs/{name}/stop", runs.stop_run),
         get_route("/engines", engines.list_engines),
         post_route("/engines/{name}/stop", engines.stop_engine),
-        get_route("/engines/{name}/watch", watching.show_watch),
-        get_route("/engines/{name}/watch/events", watching.stream_figures),
+        get_route("/engines/{name}/watch", engines.show_watch),
+        get_route("/engines/{name}/watch/events", engines.stream_figures),
         get_route("/tasks", tasks.list_task_runs),
         post_route("/tasks", tasks.start_tasks),
         *(
@@ -74,17 +73,14 @@ def make_app(site: WebSite) -> "ASGIApp":
         Route("/page.js", serve_script("script.js", "moebox.report")),
         Route("/ui.js", serve_script("ui.js", "moebox.web")),
     ]
-    handlers: dict[Any, Any] = {
-        MoeboxError: error_handler(site),
-        HTTPException: functools.partial(unknown_page, site=site),
-    }
+    handlers: dict[Any, Any] = {MoeboxError: show_error, HTTPException: unknown_page}
     return AccessGate(Starlette(routes=routes, exception_handlers=handlers), site)
 
 
-async def unknown_page(request: Request, problem: Exception, *, site: WebSite) -> Response:
+async def unknown_page(request: Request, problem: Exception) -> Response:
     assert isinstance(problem, HTTPException)
     blocks = [Prose(paragraphs=("There is no such page. The pages are above.",))]
-    return render_page(site, "message.html", status=problem.status_code, title="moebox", here="", blocks=blocks)
+    return render_page("message.html", status=problem.status_code, title="moebox", here="", blocks=blocks)
 
 
 def plan_from_address(request: Request) -> planning.PlanReply:
@@ -105,7 +101,6 @@ async def plan_page(request: Request, *, site: WebSite) -> Response:
     ready = planning.is_cached(query) or "wait" in request.query_params
     body = await run_in_threadpool(plan_fragment, request) if ready else Markup("")
     return render_page(
-        site,
         "plan.html",
         title="Plan",
         here="plan",

@@ -18,23 +18,22 @@ async def list_calibrations(request: Request, *, site: WebSite) -> Response:
     shelf = await run_in_threadpool(store.stored_calibrations)
     rows = [(calibration, depths_text(calibration), error_text(calibration)) for calibration in shelf.calibrations]
     return render_page(
-        site, "calibrations.html", title="Calibrations", here="calibrations", rows=rows, unreadable=shelf.unreadable
+        "calibrations.html", title="Calibrations", here="calibrations", rows=rows, unreadable=shelf.unreadable
     )
 
 
 def find_calibration(name: str) -> Calibration:
     """Find a calibration by its full name; the beginning of a name is not enough to delete it."""
-    found = next((each for each in store.stored_calibrations().calibrations if each.id == name), None)
-    if found is None:
+    known = {each.id: each for each in store.stored_calibrations().calibrations}
+    if name not in known:
         raise NotFound(f"no calibration called {name!r}", hint="the list names them all")
-    return found
+    return known[name]
 
 
 async def show_calibration(request: Request, *, site: WebSite) -> Response:
     """Show one calibration: boots, steps of the whole model, and what was not seen."""
     found = await run_in_threadpool(find_calibration, request.path_params["name"])
     return render_page(
-        site,
         "calibration.html",
         title=found.id,
         here="calibrations",

@@ -28,7 +28,7 @@ TIMEOUT_S = 900.0
 async def show_chat(request: Request, *, site: WebSite) -> Response:
     """Show the running engines and the conversation."""
     engines = await run_in_threadpool(running_engines)
-    return render_page(site, "chat.html", title="Chat", here="chat", engines=engines)
+    return render_page("chat.html", title="Chat", here="chat", engines=engines)
 
 
 def running_engines() -> list[state.Instance]:

@@ -12,7 +12,7 @@ from moebox.assess.format import format_time
 from moebox.assess.naming import label_runs
 from moebox.assess.run import assess_run
 from moebox.core.event import CheckDone, LoadDone, StepRunning
-from moebox.core.pipeline import Pipeline, display_state
+from moebox.core.pipeline import Pipeline, display_state, figure_text
 from moebox.doctor.logs import search_pieces
 from moebox.escape import clip_text
 from moebox.flows import pipeline as pipelines
@@ -22,10 +22,8 @@ from moebox.report.charts import ChartAxis, ChartSeries, draw_lines, series_lege
 from moebox.report.expect import with_forecast
 from moebox.report.page import SectionMaker, make_sections
 from moebox.report.sections.checks import checks_section
-from moebox.report.sections.climb import climb_section
-from moebox.report.sections.launches import attempts_section, problems_section
-from moebox.report.sections.performance import performance_section
-from moebox.report.sections.tables import figures_section
+from moebox.report.sections.launches import attempts_section, climb_section, problems_section
+from moebox.report.sections.performance import figures_section, performance_section
 from moebox.report.sections.tasks import tasks_section
 from moebox.runs.listing import summarize_record
 from moebox.runs.reader import read_run
@@ -139,15 +137,8 @@ def step_views(pipeline: Pipeline, *, live: bool) -> tuple[StepView, ...]:
         if step.state == "waiting" and step.name not in pipeline.request.wanted_steps:
             continue  # not requested
         shown = "interrupted" if step.state == "running" and not live else step.state
-        if step.state in ("failed", "skipped"):
-            text = step.why
-        else:
-            figures = [
-                f"{name.replace('_', ' ')} {figure_text(value)}"
-                for name, value in step.figures.items()
-                if name != "report"
-            ]
-            text = ", ".join([format_seconds(step.seconds), *figures] if step.seconds > 0 else figures)
+        took = format_seconds(step.seconds) if step.state == "done" and step.seconds > 0 else ""
+        text = ", ".join(filter(None, (took, step.text)))
         views.append(StepView(name=step.name, state=display_state(shown, step.figures), text=text))
     return tuple(views)
 
@@ -158,15 +149,6 @@ def upgrade_views(run: Run) -> tuple[StepView, ...]:
     states = ["done"] * (len(steps) - 1) + ["done" if (run.path / "upgrade.json").exists() else last]
     rows = zip(steps, states, strict=bool(steps))
     return tuple(StepView(name=format_time(when)[11:19], state=each, text=step.text) for (when, step), each in rows)
-
-
-def figure_text(value: object) -> str:
-    """A figure as users write it: "yes", "1,024", "0.1235"."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def time_left_text(run: Run, pipeline: Pipeline) -> str:

@@ -52,7 +52,7 @@ async def list_models(request: Request, *, site: WebSite) -> Response:
     except MoeboxError as wrong_box:
         rows, problem = [], wrong_box
     context = {"rows": rows, "query": " ".join(words), "box": box, "problem": problem}
-    return render_page(site, "models.html", status=200, title="Models", here="models", **context)
+    return render_page("models.html", status=200, title="Models", here="models", **context)
 
 
 async def model_fit(request: Request, *, site: WebSite) -> Response:

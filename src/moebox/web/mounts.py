@@ -7,7 +7,7 @@ import contextlib
 import os
 import threading
 
-from moebox.errors import BadInput
+from moebox.errors import BadInput, refuse_if
 
 TIMEOUT_S = 3.0  # for a disk to answer whether a file exists
 MAX_BLOCKED = 8  # paths that block a thread; beyond this no further path is tried
@@ -19,11 +19,6 @@ class DiskProbe:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._threads: dict[str, threading.Thread] = {}
-
-    @property
-    def waiting_threads(self) -> int:
-        """Threads that still wait for a disk."""
-        return sum(map(threading.Thread.is_alive, self._threads.values()))
 
     def require_answer(self, text: str) -> None:
         """Raise BadInput if `text` is a path that does not answer. Names and missing paths pass."""
@@ -40,8 +35,8 @@ class DiskProbe:
             self._threads = {known: thread for known, thread in self._threads.items() if thread.is_alive()}
             if path in self._threads:
                 return self._threads[path]
-            if len(self._threads) >= MAX_BLOCKED:
-                raise BadInput(f"{path}: {MAX_BLOCKED} other paths do not answer; no further one is tried")
+            text = f"{path}: {MAX_BLOCKED} other paths do not answer; no further one is tried"
+            refuse_if(len(self._threads) >= MAX_BLOCKED, text)
             thread = threading.Thread(target=stat_path, args=(path,), daemon=True)
             thread.start()
             self._threads[path] = thread

@@ -12,7 +12,6 @@ from moebox.errors import BadInput, DoesNotFit, MoeboxError, refuse_if
 from moebox.report.block import Block, Prose
 from moebox.report.page import jinja_environment, style_sheet
 from moebox.report.svg import DARK, LIGHT, css_variables
-from moebox.web.gate import WebSite
 
 POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'self'; connect-src 'self'; img-src data:; "
@@ -26,7 +25,7 @@ class NotFound(BadInput):
     """No page has this address."""
 
 
-def render_page(site: WebSite, template: str, *, status: int = 200, **context: Any) -> HTMLResponse:
+def render_page(template: str, *, status: int = 200, **context: Any) -> HTMLResponse:
     text = (
         jinja_environment("moebox.web")
         .get_template(template)
@@ -59,25 +58,20 @@ def http_status(problem: MoeboxError) -> int:
     return 400 if isinstance(problem, BadInput) else 409 if problem.exit_code == 1 else 503
 
 
-def error_handler(site: WebSite) -> Any:
-    """Build the handler that turns an error into a page, or into JSON for scripts."""
-
-    async def handle_error(request: Request, problem: Exception) -> Response:
-        assert isinstance(problem, MoeboxError)
-        if request.method != "GET":
-            document = {"error": problem.message, "hint": problem.hint or ""}
-            return JSONResponse(document, http_status(problem), headers={"Cache-Control": "no-store"})
-        blocks = error_blocks(problem)
-        return render_page(site, "message.html", status=http_status(problem), title="moebox", here="", blocks=blocks)
-
-    return handle_error
+async def show_error(request: Request, problem: Exception) -> Response:
+    """Turn an error into a page, or into JSON for scripts."""
+    assert isinstance(problem, MoeboxError)
+    if request.method != "GET":
+        document = {"error": problem.message, "hint": problem.hint or ""}
+        return JSONResponse(document, http_status(problem), headers={"Cache-Control": "no-store"})
+    blocks = error_blocks(problem)
+    return render_page("message.html", status=http_status(problem), title="moebox", here="", blocks=blocks)
 
 
 async def read_form(request: Request) -> dict[str, str]:
     """Read the text fields of a JSON body. Raise BadInput for anything else."""
     body = await request.body()
-    if len(body) > MAX_FORM_BYTES:
-        raise BadInput("the form is too large")
+    refuse_if(len(body) > MAX_FORM_BYTES, "the form is too large")
     try:
         fields = await request.json()
     except ValueError:

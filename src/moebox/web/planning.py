@@ -21,15 +21,15 @@ from moebox.core import registry
 from moebox.core.deployment import Deployment
 from moebox.core.plan import Goal, Plan
 from moebox.core.recipe import EngineName
-from moebox.errors import BadInput, MoeboxError, UnknownName
-from moebox.flows import boxes, recipes
+from moebox.core.setting import flag_words
+from moebox.errors import MoeboxError, UnknownName, refuse_if
+from moebox.flows import recipes
 from moebox.planner.constraints import Constraints
 from moebox.planner.speed import Speed
 from moebox.report.bars import group_equal_devices
 from moebox.report.block import Block, Bullets, Charts, CustomBlock, ReportChart, titled_chart
 from moebox.report.charts import ChartAxis, ChartSeries, draw_lines, series_legend, whole_number
-from moebox.report.sections.memory import memory_chart
-from moebox.report.sections.plan import join_texts
+from moebox.report.sections.memory import join_texts, memory_chart
 from moebox.report.svg import run_colour
 from moebox.store import calibrations
 from moebox.units import plural
@@ -87,8 +87,7 @@ def default_box() -> str:
 def parse_count(query: Mapping[str, str], name: str) -> int:
     """Parse a count; 0 and none at all leave it to the planner."""
     text = query.get(name) or "0"
-    if not text.isascii() or not text.isdigit() or len(text) > 9:
-        raise BadInput(f"{name} {text!r} is not a count")
+    refuse_if(not text.isascii() or not text.isdigit() or len(text) > 9, f"{name} {text!r} is not a count")
     return int(text)
 
 
@@ -188,7 +187,7 @@ def plan_within(query: PlanQuery, constraints: Constraints) -> PlanReply:
     phantom = recipes.is_phantom(query.model)
     plan = api.plan(query.model if phantom else known, box=query.box or None, **memory, constraints=limits)
     checkpoint = planned_checkpoint(plan.recipe, known.checkpoints)
-    box = boxes.calibrated_box(query.box or None, **memory)
+    box = recipes.calibrated_box(query.box or None, **memory)
     box = replace(box, gpus=(), links=()) if phantom else box
     deployment = Deployment.from_parts(plan.recipe, known.model, checkpoint, box)
     return PlanReply(query=query, plan=plan, speed=Speed.for_deployment(deployment))
@@ -213,15 +212,10 @@ def plan_blocks(answer: PlanReply) -> list[Block]:
 
 
 def plan_command(query: PlanQuery) -> str:
-    words = ["moebox", "plan", query.model, *(("--box", query.box) if query.box else ())]
-    words += ["--context", str(query.context)] if query.context else []
-    words += ["--concurrency", str(query.concurrency)] if query.concurrency else []
-    words += ["--goal", query.goal] if query.goal != PlanQuery().goal else []
-    words += ["--engine", query.engine] if query.engine else []
-    words += ["--bold"] if query.bold else []
-    words += ["--ram", query.ram] if query.ram else []
-    words += ["--ram-bandwidth", query.ram_bandwidth] if query.ram_bandwidth else []
-    return shlex.join([*words, "-o", "recipe.toml"])
+    """Return the command that makes the same plan; what is left to the planner is left out."""
+    usual = codec.to_document(PlanQuery(model=query.model))
+    flags = {name: value for name, value in codec.to_document(query).items() if value != usual[name]}
+    return shlex.join(["moebox", "plan", query.model, *flag_words(flags), "-o", "recipe.toml"])
 
 
 def plan_assessment(answer: PlanReply) -> Assessment:

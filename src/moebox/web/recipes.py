@@ -12,14 +12,14 @@ from moebox import api, codec, engines, files
 from moebox.assess.format import format_number
 from moebox.checkpoint import deploy
 from moebox.core.recipe import Recipe
-from moebox.errors import BadInput, MoeboxError, suggest_names
+from moebox.errors import MoeboxError, refuse_if, suggest_names
 from moebox.flows import recipes
-from moebox.flows.boxes import find_recipe_misfit
+from moebox.flows.recipes import find_recipe_misfit
 from moebox.report.block import Block, Prose, ReportTable, TableCell, TableColumn
 from moebox.units import format_count
 from moebox.web.gate import WebSite
 from moebox.web.pages import NotFound, read_form, render_page, render_part
-from moebox.web.runs import begin_run, run_command
+from moebox.web.runs import run_command, start_command
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 GROUPS = {"Yours": ("saved",), "Of runs": ("run",), "Shipped with moebox": ("shipped",)}
@@ -34,7 +34,7 @@ async def list_recipes(request: Request, *, site: WebSite) -> Response:
     """List the user's own recipes, those of runs, and those that ship with moebox, as `moebox recipes` does."""
     rows = await run_in_threadpool(recipes.list_recipes, site.runs)
     groups = [(title, [row for row in rows if row.source in sources and row.path]) for title, sources in GROUPS.items()]
-    return render_page(site, "recipes.html", title="Recipes", here="recipes", groups=groups)
+    return render_page("recipes.html", title="Recipes", here="recipes", groups=groups)
 
 
 async def edit_recipe(request: Request, *, site: WebSite) -> Response:
@@ -46,7 +46,7 @@ async def edit_recipe(request: Request, *, site: WebSite) -> Response:
         raise NotFound(f"no recipe {name!r}", hint=suggest_names(name, sorted(row.name for row in rows)))
     text = codec.read_text(Path(row.path))
     form = recipe_form(name, text, simulate=bool(row.box), opened=True)
-    return render_page(site, "recipe.html", title=name, here="recipes", name=name, form=form)
+    return render_page("recipe.html", title=name, here="recipes", name=name, form=form)
 
 
 def recipe_form(name: str, text: str, *, simulate: bool, opened: bool) -> Markup:
@@ -108,13 +108,11 @@ async def save_recipe(request: Request, *, site: WebSite) -> Response:
 def store_recipe(fields: dict[str, str]) -> Path:
     """Check a recipe and write its file, if it is not a shipped one as it is. A shipped recipe is never overwritten."""
     name, text = fields.get("name", "").strip(), fields.get("text", "")
-    if not NAME.fullmatch(name):
-        raise BadInput(f"name {name!r}: lower-case letters, digits, dots and dashes")
+    refuse_if(not NAME.fullmatch(name), f"name {name!r}: lower-case letters, digits, dots and dashes")
     shipped = recipes.shipped_recipes().get(name)
     if shipped and codec.read_text(shipped).split() == text.split():
         return shipped
-    if shipped:
-        raise BadInput(f"{name} ships with moebox", hint="save it under another name")
+    refuse_if(shipped, f"{name} ships with moebox", hint="save it under another name")
     parse_recipe(text)
     path = recipes.saved_recipes_dir() / f"{name}.toml"
     with files.report_write_errors(path):
@@ -130,6 +128,4 @@ async def start_recipe(request: Request, *, site: WebSite) -> Response:
         raise misfit.error()
     path = await run_in_threadpool(store_recipe, fields)
     end = {"twin": "1"} if fields.get("twin") else {"keep": "1"}  # a simulation ends with its run
-    words = run_command({"recipe": str(path), "until": fields.get("until", "up"), **end})
-    name = await run_in_threadpool(begin_run, words, site)
-    return JSONResponse({"go": f"/runs/{name}/live"}, 201)
+    return await start_command(run_command({"recipe": str(path), "until": fields.get("until", "up"), **end}), site)

@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 
 from moebox import files
-from moebox.errors import BadInput, ExternalError
+from moebox.errors import BadInput, ExternalError, refuse_if
 from moebox.report.files import make_page
 from moebox.report.page import render_html
 from moebox.runs.listing import RunSummary, list_summaries
@@ -52,7 +52,7 @@ async def list_runs(request: Request, *, site: WebSite) -> Response:
     rows = await run_in_threadpool(matching_runs, site, words)
     shown = await run_in_threadpool(with_activity, site, rows[:MAX_SHOWN])
     return render_page(
-        site, "runs.html", title="Runs", here="runs", rows=shown, total=len(rows), query=" ".join(words), steps=STEPS
+        "runs.html", title="Runs", here="runs", rows=shown, total=len(rows), query=" ".join(words), steps=STEPS
     )
 
 
@@ -97,8 +97,7 @@ async def show_report(request: Request, *, site: WebSite) -> Response:
 async def compare_runs(request: Request, *, site: WebSite) -> Response:
     """Show several runs side by side; the report states if they must not be compared."""
     names = list(dict.fromkeys(request.query_params.getlist("run")))
-    if not 2 <= len(names) <= 20:
-        raise BadInput("tick 2 to 20 runs to compare", hint="the boxes before their names")
+    refuse_if(not 2 <= len(names) <= 20, "tick 2 to 20 runs to compare", hint="the boxes before their names")
     chosen = [find_run(name, site) for name in names]
     text = await run_in_threadpool(lambda: render_html(make_page(chosen), home="/runs"))
     return HTMLResponse(text, headers={"Cache-Control": "no-store"})
@@ -108,7 +107,7 @@ async def follow_run(request: Request, *, site: WebSite) -> Response:
     """Show a run as it happens."""
     run = find_run(request.path_params["name"], site)
     body = await run_in_threadpool(live_fragment, run)
-    return render_page(site, "live.html", title=run.id, here="runs", name=run.id, body=body)
+    return render_page("live.html", title=run.id, here="runs", name=run.id, body=body)
 
 
 def live_fragment(run: Run) -> Markup:
@@ -137,14 +136,18 @@ async def stream_events(request: Request, *, site: WebSite) -> Response:
 
 async def start_run(request: Request, *, site: WebSite) -> Response:
     """Start `moebox run` and reply with its page."""
-    fields = await read_form(request)
-    name = await run_in_threadpool(begin_run, run_command(fields), site)
+    return await start_command(run_command(await read_form(request)), site)
+
+
+async def start_command(words: list[str], site: WebSite) -> Response:
+    """Start `moebox` with these words; reply with the page of its run."""
+    name = await run_in_threadpool(begin_run, [sys.executable, "-m", "moebox", *words], site)
     return JSONResponse({"go": f"/runs/{name}/live"}, 201)
 
 
 def run_command(fields: dict[str, str]) -> list[str]:
     """The command line of `moebox run` for a form; values cannot become options."""
-    words = [sys.executable, "-m", "moebox", "run", "--yes"]
+    words = ["run", "--yes"]
     for field, option in (("box", "--box"), ("until", "--until"), ("recipe", "--recipe"), ("ram", "--ram")):
         value = fields.get(field, "").strip()
         if value:
@@ -152,8 +155,7 @@ def run_command(fields: dict[str, str]) -> list[str]:
     words += ["--twin"] if fields.get("twin") else []
     words += ["--keep"] if fields.get("keep") else []
     model = fields.get("model", "").strip()
-    if model.startswith("-"):
-        raise BadInput(f"model {model!r}: a name, a folder or a .gguf file")
+    refuse_if(model.startswith("-"), f"model {model!r}: a name, a folder or a .gguf file")
     return [*words, model] if model else words
 
 
@@ -165,7 +167,7 @@ def begin_run(words: list[str], site: WebSite) -> str:
     home = runs_dir(site.runs)
     is_new, log = not home.exists(), home / f".ui-{os.getpid()}-{time.monotonic_ns()}.log"
     files.make_private_folder(home)
-    env = {**os.environ, **({"MOEBOX_RUNS": str(site.runs)} if site.runs else {})}
+    env = child_environment(site)
     with open(log, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:
         child = subprocess.Popen(
             words, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=env, start_new_session=True
@@ -187,6 +189,11 @@ def begin_run(words: list[str], site: WebSite) -> str:
     raise ExternalError("the run did not begin", hint=f"its output is in {log}")
 
 
+def child_environment(site: WebSite) -> dict[str, str]:
+    """Return the environment of a command, which uses the same runs as the page."""
+    return {**os.environ, **({"MOEBOX_RUNS": str(site.runs)} if site.runs else {})}
+
+
 def command_error(text: str, code: int) -> BadInput:
     error, hint = (re.search(rf"^{word}: (.+)$", text, re.MULTILINE) for word in ("error", "hint"))
     return BadInput(error[1] if error else f"moebox ended with {code}", hint=hint[1] if hint else None)
@@ -201,8 +208,7 @@ async def stop_run(request: Request, *, site: WebSite) -> Response:
 
 def interrupt_run(run: Run) -> None:
     """Send SIGINT to the process that works on the run; it must hold the lock, since a stored pid may be reused."""
-    if not run.is_locked:
-        raise BadInput(f"{run.id} is not running")
+    refuse_if(not run.is_locked, f"{run.id} is not running")
     path = run.path / ".lock"
     with contextlib.suppress(OSError, ValueError):
         pid = int(path.read_text())

@@ -1,15 +1,13 @@
 """Jobs of an agent: start them, list the runs that had some, and how many were solved."""
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from moebox.errors import MoeboxError
-from moebox.report.sections.tasks import score_text
 from moebox.store import Run, plain, runs_dir
 from moebox.tasks.job import LEVELS
 from moebox.tasks.result import FamilyScore, load_task_run
@@ -17,7 +15,7 @@ from moebox.tasks.score import family_scores, solved_score
 from moebox.web.chat import find_endpoint, running_engines
 from moebox.web.gate import WebSite
 from moebox.web.pages import read_form, render_page
-from moebox.web.runs import begin_run
+from moebox.web.runs import start_command
 
 MAX_SHOWN = 50  # runs on the page
 FILE = "tasks.json"
@@ -42,7 +40,7 @@ async def list_task_runs(request: Request, *, site: WebSite) -> Response:
     rows = await run_in_threadpool(lambda: [row for folder in folders[:MAX_SHOWN] if (row := task_row(folder))])
     engines = await run_in_threadpool(running_engines)
     return render_page(
-        site, "tasks.html", title="Tasks", here="tasks", rows=rows, total=len(folders), engines=engines, levels=LEVELS
+        "tasks.html", title="Tasks", here="tasks", rows=rows, total=len(folders), engines=engines, levels=LEVELS
     )
 
 
@@ -51,10 +49,8 @@ async def start_tasks(request: Request, *, site: WebSite) -> Response:
     fields = await read_form(request)
     engine = fields.get("engine", "")
     await run_in_threadpool(find_endpoint, engine)
-    words = [sys.executable, "-m", "moebox", "task", f"--jobs={fields.get('jobs') or 9}"]
-    words += [f"--level={fields.get('level') or 'easy'}", "--", engine]
-    name = await run_in_threadpool(begin_run, words, site)
-    return JSONResponse({"go": f"/runs/{name}/live"}, 201)
+    words = ["task", f"--jobs={fields.get('jobs') or 9}", f"--level={fields.get('level') or 'easy'}", "--", engine]
+    return await start_command(words, site)
 
 
 def folders_with_jobs(home: Path) -> list[Path]:
@@ -78,7 +74,7 @@ def task_row(folder: Path) -> TaskRow | None:
         run=folder.name,
         model=found.model,
         agent=found.worker_title,
-        solved=score_text(score) if results else "none finished",
+        solved=score.text if results else "none finished",
         share=score.share if results else 0.0,
         left=len(found.unfinished_jobs),
         families=tuple(family_scores(results)),

@@ -5,11 +5,10 @@ from typing import TypeVar
 
 from moebox import codec
 from moebox.core.event import UpgradeStep
+from moebox.core.upgrade_result import UPGRADE_FILE, UpgradeResult
 from moebox.errors import BadInput
 from moebox.flows.trials import TABLE_FILE
-from moebox.flows.tune_picture import FRONT, SCREENED, START, WHOLE, pareto_charts
-from moebox.flows.tune_state import TUNE_FILE, TuneState
-from moebox.flows.upgrade import UPGRADE_FILE, UpgradeResult
+from moebox.flows.tune_state import FRONT, SCREENED, START, TUNE_FILE, WHOLE, TuneState, pareto_charts
 from moebox.flows.walk import ClimbTrial
 from moebox.loose import get_objects
 from moebox.report.block import Block, Bullets, Charts, LegendKey, Prose, ReportChart, Section

@@ -1,6 +1,5 @@
 """Tune and upgrade from the page: the commands of the terminal, started for a recipe, and those that ran."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,16 +9,16 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from moebox.core.upgrade_result import UPGRADE_FILE, UpgradeResult
 from moebox.errors import BadInput, refuse_if
 from moebox.flows import recipes, switch
 from moebox.flows.tune_state import TUNE_FILE, TuneState
-from moebox.flows.upgrade import UPGRADE_FILE, UpgradeResult
 from moebox.runs.listing import HistoryRow, list_summaries, recipe_history
 from moebox.store import Run, runs_dir
 from moebox.web.chat import running_engines
 from moebox.web.gate import WebSite
 from moebox.web.pages import read_form, render_page
-from moebox.web.runs import begin_run, command_error, with_activity
+from moebox.web.runs import child_environment, command_error, start_command, with_activity
 from moebox.web.trial_view import read_state, upgrade_steps
 
 MAX_SHOWN = 50  # trials on the page
@@ -29,7 +28,7 @@ FIELDS = {"tune": ("goal", "budget", "resume"), "upgrade": ("recipe", "to", "by"
 async def show_trials(request: Request, *, site: WebSite, command: str) -> Response:
     """The form of a command, the tunings or upgrades that ran, and the history of the recipe in question."""
     context = await run_in_threadpool(trial_context, site, command, request.query_params.get("recipe", ""))
-    return render_page(site, f"{command}.html", title=command.title(), here=command, **context)
+    return render_page(f"{command}.html", title=command.title(), here=command, **context)
 
 
 def trial_context(site: WebSite, command: str, recipe: str) -> dict[str, Any]:
@@ -61,20 +60,19 @@ def read_history(site: WebSite, recipe: str) -> list[HistoryRow]:
 async def start_trial(request: Request, *, site: WebSite, command: str) -> Response:
     """Start `moebox tune` or `moebox upgrade`; reply with the run's page."""
     fields = {name: value.strip() for name, value in (await read_form(request)).items()}
-    words = [sys.executable, "-m", "moebox", command, *["apply"] * (command == "upgrade" and "apply" in fields)]
+    words = [command, *["apply"] * (command == "upgrade" and "apply" in fields)]
     words += [f"--{name}={fields[name]}" for name in FIELDS[command] if fields.get(name)]
     if command == "tune" and not fields.get("resume"):
         refuse_if(not fields.get("recipe"), "name a recipe", hint="one of the list, or a file")
         words += ["--", fields["recipe"]]
-    name = await run_in_threadpool(begin_run, words, site)
-    return JSONResponse({"go": f"/runs/{name}/live"}, 201)
+    return await start_command(words, site)
 
 
 async def roll_back(request: Request, *, site: WebSite) -> Response:
     """Return from an applied upgrade with `moebox upgrade rollback`; its endpoint may need minutes to start."""
     recipe = (await read_form(request)).get("recipe", "")
     words = [sys.executable, "-m", "moebox", "upgrade", "rollback", f"--recipe={recipe}"]
-    env = {**os.environ, **({"MOEBOX_RUNS": str(site.runs)} if site.runs else {})}
+    env = child_environment(site)
     done = await run_in_threadpool(subprocess.run, words, env=env, capture_output=True, text=True)
     if done.returncode:
         raise command_error(done.stderr, done.returncode)

@@ -11,12 +11,12 @@ from cyclopts import Parameter
 from moebox.cli import flags
 from moebox.cli.bench.args import BenchArgs, BenchPlan, ServerAccess, make_bench_plan, parse_counts
 from moebox.cli.bench.results import ResultKeeper, RunMeasurements, load_label, print_results, print_test_rows
-from moebox.cli.flags import AsJson, Settings
+from moebox.cli.flags import AsJson, KeyEnv, ServedModel, Settings, Target
 from moebox.cli.output import exit_code, print_result, stderr_console, stdout_console
 from moebox.cli.target import find_endpoint, warn_simulation
 from moebox.core.measure import Load, SearchAxis, Slo
 from moebox.core.result import result_document
-from moebox.core.setting import setting_flags
+from moebox.core.setting import flag_words, setting_flags
 from moebox.errors import INTERRUPTED, AnswerIsNo, ExternalError, refuse_if
 from moebox.escape import printable_line
 from moebox.files import report_write_errors
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 
 def bench(
-    target: str = "",
+    target: Target = "",
     /,
     *,
-    model: str = "",
-    key_env: str = "",
+    model: ServedModel = "",
+    key_env: KeyEnv = "",
     workload: str = "",
     args: BenchArgs = BenchArgs(),
     slo: str = "",
@@ -48,9 +48,6 @@ def bench(
     """Measure how fast an endpoint is, and report if the client was the limit.
 
     Args:
-        target: A URL, a recipe, or the name of an engine that moebox started. Default: the running one.
-        model: The served model name. Default: the only one that the server lists.
-        key_env: The environment variable that holds the key.
         workload: A workload file; a shipped one that repeats a published benchmark (shenanigans-sm120, lambda,
             aiperf-16-turns, long-generation, …); or a kind: random (default), code, turns, prefix, prompts, trace.
         args: Lengths and load; they replace those of the workload.
@@ -96,9 +93,8 @@ def bench(
     if any(tests):
         with hold_endpoint(endpoint.base_url, "moebox bench"):
             return _run_tests(probed, tests, plan, keeper, json=json)
-    values = {"--model": model, "--key-env": key_env, "--run": run}
     words = ["moebox", "bench", *([target] if target else [])]
-    words += [word for flag, value in values.items() if value for word in (flag, value)]
+    words += flag_words({"model": model, "key_env": key_env, "run": run})
     words += setting_flags(plan.endpoint, ServerAccess(), "endpoint.")
     own = {"label": plan.label, "allow_failures": "true" if plan.allow_failures else ""}
     words += [word for key, value in own.items() if value for word in ("--set", f"{key}={value}")]
@@ -210,7 +206,7 @@ def _print_resume_commands(sweep: _Sweep, search: SearchAxis | None, words: list
 
     finished = 0 if search else sweep.finished_loads
     own_run, plan = sweep.keeper.own_run, sweep.plan
-    words = [*words, *(("--search", search) if search else ()), *(("--run", own_run) if own_run else ())]
+    words = [*words, *flag_words({"search": search, "run": own_run})]
     commands = bench_flags(plan.workload, plan.loads[finished:], warmup=plan.warmup, slo=sweep.slo, search=bool(search))
     for number, more in enumerate(commands, 2 if finished else 1):
         line = shlex.join([*words, *more, *sweep.keeper.output_flags(number)])

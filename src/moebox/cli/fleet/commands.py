@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from moebox.flows.fleet_bench import FleetBenchStep
     from moebox.flows.fleet_loss import MemberLoss
-    from moebox.flows.fleet_record import FleetRecord
+    from moebox.flows.fleet_up import FleetRecord
 
 # What a killed member held, by what counted it.
 HELD = {
@@ -78,10 +78,10 @@ def _print_note(line: str) -> None:
 
 def ps(*, json: AsJson = False) -> int:
     """List fleets with their members, and whether each answers."""
-    from moebox.flows import fleet_record, fleet_up
+    from moebox.flows import fleet_up
 
     fleets, lines = [], []
-    for record in fleet_record.list_fleets():
+    for record in fleet_up.list_fleets():
         rows = fleet_up.fleet_status(record)
         about = {"name": record.name, "base_url": record.base_url, "model": record.model}
         fleets.append({**about, "parts": rows})
@@ -96,9 +96,9 @@ def down(name: str = "", /, *, json: AsJson = False) -> int:
     Args:
         name: The fleet's name or file. Default: the only one.
     """
-    from moebox.flows import fleet_record, fleet_up
+    from moebox.flows import fleet_up
 
-    record = fleet_record.find_fleet(name)
+    record = fleet_up.find_fleet(name)
     stopped = fleet_up.stop_fleet(record)
     line = f"{record.name}: {', '.join(stopped) or 'nothing'} stopped"
     return print_result(json, {"fleet": record.name, "stopped": stopped}, lambda: print_lines([line]))
@@ -129,7 +129,7 @@ def verify(
             repeatable.
     """
     from moebox.cli.verify import VerifyView, parse_options
-    from moebox.flows import fleet_record, fleet_verify
+    from moebox.flows import fleet_up, fleet_verify
     from moebox.store import Run
     from moebox.verify.options import FleetVerifySettings
     from moebox.verify.runner import results_document, select_checks
@@ -140,7 +140,7 @@ def verify(
     refuse_out_of_range("--set streams", options.streams, 1, 4096)
     unused = not kill and options.streams != FleetVerifySettings().streams
     refuse_if(unused, "streams needs --kill", hint="add --kill, or leave it out")
-    record = fleet_record.find_fleet(name)
+    record = fleet_up.find_fleet(name)
     run = Run.create(f"verify-{record.name}")
     with VerifyView(run.path, quiet=json) as view:
         verdict = fleet_verify.verify_fleet(
@@ -191,9 +191,9 @@ def bench(name: str = "", /, *, members: str = "", settings: Settings = (), json
         settings: Another value of the load, repeatable: concurrency=8 and requests=64 for each member,
             input_tokens=256, output_tokens=64.
     """
-    from moebox.flows import fleet_bench, fleet_record
+    from moebox.flows import fleet_bench, fleet_up
 
-    record = fleet_record.find_fleet(name)
+    record = fleet_up.find_fleet(name)
     most, parts = len(record.members), [*map(str.strip, members.split(","))]
     wrong = members and not all(map(str.isdigit, parts))
     refuse_if(wrong, f"--members: {members!r} is not a list of counts", hint="write it like 1,2,4")

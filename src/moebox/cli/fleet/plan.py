@@ -6,24 +6,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moebox import codec
+from moebox.checkpoint import resolve_model
 from moebox.cli import flags
 from moebox.cli.display import make_table
 from moebox.cli.flags import AsJson, Settings, Switch
+from moebox.cli.forecast_target import find_target
 from moebox.cli.output import exit_code, print_result, stderr_console, stdout_console
 from moebox.core.measure import Slo
 from moebox.core.setting import split_settings
 from moebox.errors import BadInput, DoesNotFit, refuse_if, refuse_out_of_range
 from moebox.fleet.cost import Prices
-from moebox.fleet.file import Fleet, read_fleet
+from moebox.fleet.file import Fleet, read_fleet, recipe_path
 from moebox.fleet.route import Policy
 from moebox.fleet.simulate import FleetOutcome, FleetQuestion, simulate_fleet
-from moebox.fleet.users import find_workload
+from moebox.fleet.users import UserWorkload, find_workload
+from moebox.planner.constraints import Constraints
 from moebox.units import format_percent, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from moebox.flows.fleet_plan import FleetAnswer, FleetCandidate, FleetPlan
+
+
+SHORTEST = 8192  # tokens of context of a plan, at least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +79,7 @@ def plan(
         force: Plan with members that do not fit their box.
     """
     from moebox.bench.search import parse_slo
-    from moebox.flows import fleet_plan
+    from moebox.flows import fleet_plan, recipes
 
     chosen, others = split_settings(FleetSettings(), settings)
     search = chosen.search
@@ -98,7 +104,12 @@ def plan(
         seed=search.seed,
     )
     question.validate()
-    listed = fleet_plan.member_candidates(fleet, path, force=force) if path and fleet.member and not box else []
+    listed = []
+    if path and not box:
+        for member in fleet.member:
+            text = f"{path}: {member.name} is a url, and a plan needs its recipe and box"
+            refuse_if(not member.recipe, text, hint='recipe = "…", box = "…"')
+            listed.append(find_candidate(recipe_path(path, member), member.box, question.work, force=force))
     refused: dict[str, str] = {}
     if listed:  # each kind of box once
         candidates = list({(each.box.name, each.recipe.name): each for each in listed}.values())
@@ -106,7 +117,16 @@ def plan(
         refuse_if(box, "--box is for a model; the members of a fleet file name their own", hint="leave --box out")
         raise BadInput(f"{target} has no members to plan for", hint="add [[member]], or name a model and --box")
     else:
-        candidates = _find_candidates(target, box, question, others, refused, force=force)
+        names, candidates = flags.split_names(box), []
+        unnamed = not names and not recipes.is_recipe(target)
+        refuse_if(unnamed, "no boxes to compare", hint="--box 8x-h200,8x-rtx-pro-6000-server")
+        for name in dict.fromkeys(names or [""]):
+            try:
+                candidates.append(find_candidate(target, name, question.work, others, force=force))
+            except DoesNotFit as problem:
+                refused[name] = problem.message
+        if not candidates:
+            raise DoesNotFit(f"{target} fits on none of {', '.join(names)}: {next(iter(refused.values()))}")
     found = fleet_plan.plan_fleet(
         candidates,
         question,
@@ -122,27 +142,24 @@ def plan(
     return exit_code(any(answer.sized.enough for answer in found.answers))
 
 
-def _find_candidates(
-    target: str, box: str, question: FleetQuestion, settings: Sequence[str], refused: dict[str, str], *, force: bool
-) -> "list[FleetCandidate]":
-    """Return the model or recipe on each of the boxes; boxes that it does not fit on go to `refused`."""
-    from moebox.flows import fleet_plan, recipes
+def find_candidate(
+    name: str, box: str, work: UserWorkload, settings: Sequence[str] = (), *, force: bool = False
+) -> "FleetCandidate":
+    """The plan for a model, or a recipe on this box or its own; `force` takes one that does not fit.
 
-    names = flags.split_names(box)
-    is_recipe = recipes.is_recipe(target)
-    refuse_if(not names and not is_recipe, "no boxes to compare", hint="--box 8x-h200,8x-rtx-pro-6000-server")
-    found = []
-    for name in dict.fromkeys(names or [""]):
-        try:
-            if is_recipe:
-                found.append(fleet_plan.candidate_for_recipe(target, name, settings, force=force))
-            else:
-                found.append(fleet_plan.candidate_for_model(target, name, question, settings))
-        except DoesNotFit as problem:
-            refused[name] = problem.message
-    if not found:
-        raise DoesNotFit(f"{target} fits on none of {', '.join(names)}: {next(iter(refused.values()))}")
-    return found
+    A plan has a context that holds the longest mean conversation, unless a setting names another.
+    """
+    from moebox.flows import recipes
+    from moebox.flows.fleet_plan import make_candidate
+
+    context = None
+    if not recipes.is_recipe(name):
+        longest = 1 << (work.longest - 1).bit_length()  # a power of two
+        context = min(max(SHORTEST, longest), resolve_model(name)[0].context)
+    target = find_target(name, box or None, settings, constraints=Constraints(context=context))
+    if target.misfit and not force:
+        raise target.misfit.error()
+    return make_candidate(target.deployment, target.memory)
 
 
 def _print_progress(outcome: FleetOutcome) -> None:

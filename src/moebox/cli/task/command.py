@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from moebox.cli import flags
-from moebox.cli.flags import AsJson, Names, Settings
+from moebox.cli.flags import AsJson, KeyEnv, Names, ServedModel, Settings
 from moebox.cli.output import exit_code, print_lines, print_result
 from moebox.cli.signals import interrupt_message
 from moebox.cli.target import create_run, find_endpoint
@@ -66,8 +66,8 @@ def task(
     harbor: str = "",
     write: Path | None = None,
     resume: str = "",
-    model: str = "",
-    key_env: str = "",
+    model: ServedModel = "",
+    key_env: KeyEnv = "",
     json: AsJson = False,
 ) -> int:
     """Give a model seeded coding jobs with tools, and score what its files do afterwards.
@@ -91,8 +91,6 @@ def task(
         harbor: Run a dataset of Harbor (such as terminal-bench@2.0) with an installed `harbor` instead of our jobs.
         write: Only write the jobs into this folder, in Harbor's task format.
         resume: Resume this run (`latest` is the newest): only unfinished jobs are done again.
-        model: The served model name. Default: the only one that the server lists.
-        key_env: The environment variable that holds the key.
     """
     from moebox.serve.state import hold_endpoint
     from moebox.tasks import runner

@@ -12,7 +12,6 @@ from rich.text import Text
 from moebox import codec
 from moebox.cli.display import LiveDisplay, make_table
 from moebox.cli.output import print_lines, stdout_console
-from moebox.core.verdict import Score
 from moebox.loose import Document
 from moebox.tasks import runner
 from moebox.tasks.result import END_TITLES, UNFINISHED, JobName, JobResult, TaskRun, TurnRecord
@@ -88,7 +87,7 @@ def print_scores(task_run: TaskRun, folder: Path) -> None:
         rows = [
             (
                 f"{row.family} {row.level}",
-                score_text(row.solved),
+                row.solved.text,
                 *(f"{score.share * 100:.0f}%" if score.trials else "" for score in (row.hidden, row.valid_calls)),
                 f"{row.turns:.0f}",
                 format_count(round(row.output_tokens)),
@@ -99,7 +98,7 @@ def print_scores(task_run: TaskRun, folder: Path) -> None:
         ]
         print_lines([""])
         stdout_console().print(make_table(heads, rows, left_columns=("family",), gap=1))
-    print_lines([f"solved: {score_text(solved_score(results))}"])
+    print_lines([f"solved: {solved_score(results).text}"])
     if left := task_run.unfinished_jobs:
         print_lines([f"{plural(len(left), 'job')} unfinished: moebox task --resume {folder.name}"])
     print_lines([f"transcripts: {folder / 'tasks'}"], stderr=True)
@@ -123,13 +122,6 @@ def job_line(result: JobResult, width: int = 80) -> Text:
     for line in textwrap.wrap(reason, max(width - INDENT, 20), max_lines=MAX_LINES, placeholder=" …"):
         text.append(f"\n{' ' * INDENT}{line}", style="dim")
     return text
-
-
-def score_text(score: Score) -> str:
-    """Return a score such as "3 of 4 (30-95%)"."""
-    if not score.trials:
-        return "none tried"
-    return f"{score.passed} of {score.trials} ({score.low * 100:.0f}-{score.high * 100:.0f}%)"
 
 
 def task_document(task_run: TaskRun) -> Document:

@@ -16,6 +16,7 @@ from moebox.assess.naming import (
     placement_title,
     quant_title,
 )
+from moebox.core.recipe import Hybrid, Recipe
 from moebox.report.block import (
     ReportTable,
     Section,
@@ -35,8 +36,8 @@ def compare_section(records: Sequence[RunRecord]) -> Section | None:
     """Settings that differ, then headline figures: a column for each run if they are few, else a row."""
     if len(records) < 2:
         return None
-    reason, tables_of_runs = incomparable_reason(records), [*map(recipe_settings, records)]
-    by_name = [(name, [table[name] for table in tables_of_runs]) for name in tables_of_runs[0]]
+    reason = incomparable_reason(records)
+    by_name = [(name, [*map(read, records)]) for name, read in SETTINGS.items()]
     settings = tuple((text_cell(name), *map(text_cell, values)) for name, values in by_name if len(set(values)) > 1)
     figures = tuple(row for headline in HEADLINES if (row := headline_row(headline, records, ratios=not reason)))
     tables: list[ReportTable] = []
@@ -61,25 +62,30 @@ def compare_section(records: Sequence[RunRecord]) -> Section | None:
     return Section(id="compare", title="Side by side", lead=f"{len(records)} runs.{note}", blocks=tuple(tables))
 
 
-def recipe_settings(record: RunRecord) -> dict[str, str]:
-    """A run's settings by name; "" for those that do not apply."""
-    recipe = record.recipe
-    hybrid = recipe.hybrid if recipe else None
-    experts = "+".join(str(len(layers)) for layers in hybrid.experts) or "0" if hybrid else ""
-    context = (f"{recipe.context:,}" if recipe.context else "the model's") if recipe else ""
-    return {
-        "Box": box_title(record),
-        "Model": model_title(recipe.model) if recipe else "",
-        "Checkpoint": quant_title(record),
-        "Engine": engine_title(record),
-        "Parallelism": parallelism_title(record),
-        "Expert layers on GPU": experts,
-        "KV type": recipe.kv if recipe else "",
-        "Context": context,
-        "Speculation": recipe.speculate.method if recipe and recipe.speculate else "none",
-        "Micro-batch (-ub)": f"{hybrid.ubatch:,}" if hybrid else "",
-        "Memory fraction": f"{recipe.memory_utilization:g}" if recipe and recipe.memory_utilization else "",
-    }
+def of_recipe(read: Callable[[Recipe], str]) -> Callable[[RunRecord], str]:
+    """What `read` returns of a run's recipe; "" for a run without one."""
+    return lambda record: read(record.recipe) if record.recipe else ""
+
+
+# A run's settings by name; "" for those that do not apply.
+SETTINGS: dict[str, Callable[[RunRecord], str]] = {
+    "Box": box_title,
+    "Model": of_recipe(lambda recipe: model_title(recipe.model)),
+    "Checkpoint": quant_title,
+    "Engine": engine_title,
+    "Parallelism": parallelism_title,
+    "Expert layers on GPU": of_recipe(lambda recipe: expert_layers(recipe.hybrid) if recipe.hybrid else ""),
+    "KV type": of_recipe(lambda recipe: recipe.kv),
+    "Context": of_recipe(lambda recipe: f"{recipe.context:,}" if recipe.context else "the model's"),
+    "Speculation": of_recipe(lambda recipe: recipe.speculate.method if recipe.speculate else "none"),
+    "Micro-batch (-ub)": of_recipe(lambda recipe: f"{recipe.hybrid.ubatch:,}" if recipe.hybrid else ""),
+    "Memory fraction": of_recipe(lambda recipe: f"{recipe.memory_utilization:g}" if recipe.memory_utilization else ""),
+}
+
+
+def expert_layers(hybrid: Hybrid) -> str:
+    """ "12+12": how many layers each GPU holds the experts of; "0" for none."""
+    return "+".join(str(len(layers)) for layers in hybrid.experts) or "0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Attempts to start an engine with their outcomes, the known problems that were met, and recommendations."""
+"""Attempts to start an engine, the known problems that were met, what each setting of a climb gained, advice."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -6,12 +6,26 @@ from dataclasses import dataclass, field
 
 from moebox import units
 from moebox.assess.assessment import Tone
-from moebox.assess.format import count_phrase
+from moebox.assess.format import count_phrase, format_change, format_ms
 from moebox.assess.recommend import recommend
+from moebox.core.event import ClimbStep
 from moebox.report.bars import draw_phases
-from moebox.report.block import Block, Charts, CustomBlock, Section, titled_chart
+from moebox.report.block import (
+    Block,
+    Charts,
+    CustomBlock,
+    ReportTable,
+    Section,
+    TableCell,
+    figure_cell,
+    table_columns,
+    text_cell,
+    titled_chart,
+)
+from moebox.report.sections.checks import SIGNS, TONES
 from moebox.report.svg import run_colour
 from moebox.runs.record import LogProblem, Outcome, RunRecord
+from moebox.units import plural
 
 OUTCOMES: dict[Outcome, tuple[str, Tone]] = {
     "FAILED": ("failed", "bad"),
@@ -73,3 +87,48 @@ def recommendations_section(records: Sequence[RunRecord]) -> Section:
     lead = "Derived from the figures above by the rules given; nothing here is general advice."
     blocks = (CustomBlock(kind="recommendations", data=rows),) if rows else ()
     return Section(id="advice", title="Recommendations", lead=lead, blocks=blocks)
+
+
+HEADS = ("Change", "Verified", "Output tok/s", "Gain", "TTFT", "KV tokens", "Outcome", "Why")
+
+
+def climb_section(records: Sequence[RunRecord]) -> Section:
+    """One table for each run with a climb: what was changed, the result, and whether it was kept."""
+    blocks = []
+    for record in records:
+        if record.climb_steps:
+            note = f"Source: {record.climb_source}" if record.climb_source else ""
+            rows = tuple(map(climb_cells, record.climb_steps))
+            columns = table_columns(*HEADS, text=(0, 1, 6, 7))
+            table = ReportTable(caption=record.page_label, columns=columns, rows=rows, sortable=False, note=note)
+            blocks.append(table)
+    steps = [step for record in records for step in record.climb_steps]
+    lead = f"{plural(len(steps), 'step')}, {sum(step.kept for step in steps)} kept."
+    if any(step.output_tok_s for record in records if not record.climb_source for step in record.climb_steps):
+        lead += " Speeds here are of short prompts, to compare the steps with each other; loads are measured apart."
+    return Section(id="climb", title="What each setting gained", lead=lead, blocks=tuple(blocks))
+
+
+def climb_cells(step: ClimbStep) -> tuple[TableCell, ...]:
+    """One step; a longer context cannot make anything faster, so it shows no gain."""
+    gain = step.gain
+    if step.change.startswith("context ") and (gain is None or gain.share >= 0):
+        gain_cell = text_cell("", title="a longer context is verified, not made faster")
+    elif gain is None:
+        gain_cell = text_cell("")
+    else:
+        text = format_change(gain.share)
+        has_interval = gain.low != gain.high
+        text += f" ({format_change(gain.low)} … {format_change(gain.high)})" if has_interval else ""
+        gain_cell = TableCell(text=text, value=gain.share, tone="good" if has_interval and gain.low > 0 else "")
+    ttft = step.ttft_ms or None
+    return (
+        text_cell(step.change),
+        text_cell(SIGNS[step.verdict] if step.verdict != "skip" else "", tone=TONES[step.verdict]),
+        figure_cell(step.output_tok_s or None),
+        gain_cell,
+        TableCell(text=format_ms(ttft), value=ttft),
+        figure_cell(step.kv_tokens or None, digits=0),
+        text_cell("kept", tone="good") if step.kept else text_cell("dropped", tone="quiet"),
+        text_cell(step.why or " "),
+    )

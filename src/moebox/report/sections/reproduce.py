@@ -2,13 +2,14 @@
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from moebox import codec
 from moebox.assess.format import group_by, unique_names
 from moebox.bench.command import bench_flags, prefill_decode_flags
 from moebox.core.recipe import Recipe
+from moebox.core.setting import flag_words
 from moebox.loose import Document, Json, as_object
 from moebox.report.block import Block, CustomBlock, ReportTable, Section, bullet_list, table_columns, text_cell
 from moebox.report.tidy import redact_text
@@ -119,23 +120,18 @@ def imported_flags(load: LoadResult) -> tuple[str, ...]:
     """The flags of an imported load, as far as they are known; its concurrency is swept."""
     turns = re.search(r"(\d+)[- ]turn", load.workload)
     if load.is_single_stream and not (load.output_tok_s or load.output_tokens or turns):
-        return flag_words({"--pp": USUAL_PP if load.pp_tok_s else "", "--tg": USUAL_TG if load.tg_tok_s else ""})
+        tests = {"--pp": USUAL_PP if load.pp_tok_s else "", "--tg": USUAL_TG if load.tg_tok_s else ""}
+        return tuple(flag_words(tests))
     rate = 0.0 if load.concurrency else load.request_rate
     conversation = {"--workload": "turns", "--set": f"workload.turns={turns[1]}"} if turns else {}
-    return flag_words(
-        {
-            **conversation,
-            "--input": _count_text(load.input_tokens),
-            "--output": _count_text(load.output_tokens),
-            "--rate": f"{rate:g}" if rate else "",
-            "--requests": _count_text(load.requests),
-        }
-    )
-
-
-def flag_words(flags: Mapping[str, str]) -> tuple[str, ...]:
-    """Flags that have a value, as words of a command."""
-    return tuple(word for flag, value in flags.items() if value for word in (flag, value))
+    flags = {
+        **conversation,
+        "--input": _count_text(load.input_tokens),
+        "--output": _count_text(load.output_tokens),
+        "--rate": f"{rate:g}" if rate else "",
+        "--requests": _count_text(load.requests),
+    }
+    return tuple(flag_words(flags))
 
 
 def _count_text(value: float | None) -> str:

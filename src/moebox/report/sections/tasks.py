@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from moebox.assess.assessment import Tone
 from moebox.assess.format import short_number
-from moebox.core.verdict import Score
 from moebox.report.block import (
     Block,
     Charts,
@@ -35,14 +34,9 @@ def tasks_section(records: Sequence[RunRecord]) -> Section:
             blocks.append(scores_table(task_run, record.page_label))
             blocks += failures_table(task_run, record.title_suffix)
             blocks += timeline_charts(task_run)
-            score = score_text(solved_score(task_run.finished_results))
+            score = solved_score(task_run.finished_results).text
             sentences.append(f"{record.sentence_prefix}{score} jobs solved by {task_run.worker_title}.")
     return Section(id="tasks", title="Agents at work", lead=" ".join(sentences), blocks=tuple(blocks))
-
-
-def score_text(score: Score) -> str:
-    """ "3 of 4 (30–95%)"."""
-    return f"{score.passed} of {score.trials} ({score.low * 100:.0f}–{score.high * 100:.0f}%)"
 
 
 def scores_table(task_run: TaskRun, caption: str) -> ReportTable:
@@ -57,7 +51,7 @@ def scores_table(task_run: TaskRun, caption: str) -> ReportTable:
         ]
         new_row = (
             text_cell(f"{score.family}, {score.level}"),
-            TableCell(text=score_text(score.solved), value=score.solved.share, tone=tone),
+            TableCell(text=score.solved.text, value=score.solved.share, tone=tone),
             *shares,
             figure_cell(float(score.repaired_calls), digits=0),
             figure_cell(score.turns, digits=1),

@@ -5,20 +5,20 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 from moebox.errors import UnknownName
-from moebox.tasks.families import clean, errand, gadget, implement, long_reply, plan, question, refactor, repair
+from moebox.tasks.families import code_jobs, text_jobs
 from moebox.tasks.job import LEVELS, AgentJob, JobDraft, Level
 
 JobMaker = Callable[[random.Random, Level], JobDraft]
 FAMILIES: dict[str, JobMaker] = {
-    "errand": errand.make_draft,
-    "question": question.make_draft,
-    "repair": repair.make_draft,
-    "clean": clean.make_draft,
-    "implement": implement.make_draft,
-    "refactor": refactor.make_draft,
-    "gadget": gadget.make_draft,
-    "plan": plan.make_draft,
-    "long-reply": long_reply.make_draft,
+    "errand": text_jobs.make_errand,
+    "question": text_jobs.make_question,
+    "repair": code_jobs.make_repair,
+    "clean": text_jobs.make_clean,
+    "implement": code_jobs.make_implement,
+    "refactor": code_jobs.make_refactor,
+    "gadget": text_jobs.make_gadget,
+    "plan": text_jobs.make_plan,
+    "long-reply": text_jobs.make_long_reply,
 }
 
 

@@ -1,13 +1,14 @@
 """Words and small modules that jobs are made of, drawn anew for each."""
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from moebox.core import catalogue
 from moebox.data import FOLDER
+from moebox.tasks.job import Level
 
 _WORDS = catalogue.load_table("tasks/parts")["words"]
+Sizes = dict[Level, tuple[int, int]]
 THINGS, PLACES, PEOPLE, COLOURS = (_WORDS[name].split() for name in ("things", "places", "people", "colours"))
 
 
@@ -19,11 +20,6 @@ def instruction(name: str, **values: object) -> str:
 def code_text(name: str) -> str:
     """Python code of data/tasks that is run in the sandbox only."""
     return (FOLDER / "tasks" / f"{name}.py.txt").read_text(encoding="utf-8")
-
-
-def sample_words(rng: random.Random, pool: Sequence[str], count: int) -> list[str]:
-    """Different words of a pool, in any order."""
-    return rng.sample(list(pool), count)
 
 
 def draw_package_name(rng: random.Random) -> str:

@@ -85,11 +85,12 @@ def _mode_difference(whole: ChatAnswer, pieces: ChatAnswer) -> str:
 
 
 def first_difference(whole: str, pieces: str, names: tuple[str, str] = ("whole", "streamed")) -> str:
-    at = _common_length(whole, pieces)
+    at = common_length(whole, pieces)
     return f"at character {at}: {names[0]} …{whole[at : at + 30]!r}, {names[1]} …{pieces[at : at + 30]!r}"
 
 
-def _common_length(a: Sequence[str], b: Sequence[str]) -> int:
+def common_length(a: Sequence[object], b: Sequence[object]) -> int:
+    """Return how many items both begin with."""
     pairs = enumerate(zip(a, b, strict=False))
     return next((at for at, (x, y) in pairs if x != y), min(len(a), len(b)))
 
@@ -142,7 +143,7 @@ async def probe_long_answer(session: CheckSession) -> str | ProbeWarning:
     if got == want:
         made = answer.token_count("completion")
         return f"{words:,} words, {made:,} tokens" if made else f"{words:,} words"
-    kept = _common_length(want, got)
+    kept = common_length(want, got)
     if kept == len(got) or (kept == len(got) - 1 and want[kept].startswith(got[kept])):
         return _early_end(session, answer, kept, words, tokens)
     if damage := _describe_damage(want, got):

@@ -1,12 +1,147 @@
-"""implement: a module of several files from a specification: models, validation, an admin-like listing."""
+"""Jobs on Python packages: repair, refactor and implement."""
 
 import random
+import types
 from dataclasses import dataclass
 
 from moebox.tasks.families import material
+from moebox.tasks.families.material import ModulePart, Sizes
 from moebox.tasks.job import HiddenCheck, JobDraft, Level
 
-SIZES: dict[Level, tuple[int, int]] = {"easy": (3, 1), "medium": (5, 2), "hard": (7, 3)}  # fields, files
+REPAIR_SIZES: Sizes = {"easy": (1, 1), "medium": (3, 1), "hard": (5, 3)}  # modules, of them broken
+
+
+def make_repair(rng: random.Random, level: Level) -> JobDraft:
+    """A small package with a failing test; the fault is in the package, not in the test.
+
+    Modules of known behaviour, some of them broken, with tests that show it.
+    """
+    count, broken = REPAIR_SIZES[level]
+    package = material.draw_package_name(rng)
+    parts = material.draw_parts(rng, count)
+    files = {f"{package}/__init__.py": ""}
+    solution = {}
+    for place, part in enumerate(parts):
+        path = f"{package}/{part.name}.py"
+        files[path] = part.source
+        if place < broken:
+            right, wrong = rng.choice(visible_bugs(part))
+            files[path] = part.source.replace(right, wrong, 1)
+            solution[path] = part.source
+    tests = f"tests/test_{package}.py"
+    files["tests/__init__.py"] = ""
+    files[tests] = _visible_tests(package, parts)
+    ordered = sorted(parts, key=lambda part: part.name)
+    listed = "\n".join(f"- `{package}/{part.name}.py` {part.about}" for part in ordered)
+    return JobDraft(
+        instruction=material.instruction("repair", package=package, listed=listed),
+        files=files,
+        solution=solution,
+        protected=("tests/__init__.py", tests),
+        checks=tuple(behaviour_check(package, part) for part in parts),
+    )
+
+
+def behaviour_check(package: str, part: ModulePart) -> HiddenCheck:
+    """Check of the part's whole known behaviour; `m.raised` in its expressions is True if a call raises."""
+    head = (
+        f"import types\nimport {package}.{part.name} as source\n"
+        "def raised(kind, call):\n    try:\n        call()\n    except kind:\n        return True\n    return False\n"
+        "m = types.SimpleNamespace(**vars(source), raised=raised)\n"
+    )
+    return HiddenCheck(name=part.name, snippets=tuple(f"{head}result = {check}\n" for check in part.checks))
+
+
+def _visible_tests(package: str, parts: list[ModulePart]) -> str:
+    """Tests that an agent may run: two of each part's checks, with the right values."""
+    lines = ['"""What the package must do."""', "", "import types", "import unittest", ""]
+    lines += [f"from {package} import {name}" for name in sorted(part.name for part in parts)]
+    for part in parts:
+        lines += ["", "", f"class {part.name.title()}(unittest.TestCase):"]
+        for number, check in enumerate(part.checks[:2], 1):
+            expression, value = check.replace("m.", f"{part.name}."), evaluate_expression(part.source, check)
+            lines += [f"    def test_{number}(self):", f"        self.assertEqual({expression}, {value!r})", ""]
+        lines.pop()
+    return "\n".join([*lines, "", "", 'if __name__ == "__main__":', "    unittest.main()", ""])
+
+
+def visible_bugs(part: ModulePart) -> list[tuple[str, str]]:
+    """The bugs that a visible test shows with the drawn constants."""
+
+    def values(source: str) -> list[object]:
+        return [evaluate_expression(source, check) for check in part.checks[:2]]
+
+    right = values(part.source)
+    return [bug for bug in part.bugs if values(part.source.replace(*bug, 1)) != right]
+
+
+def evaluate_expression(source: str, expression: str) -> object:
+    """Value of an expression on a module; only for the shipped texts of data/tasks/parts.toml."""
+    space: dict[str, object] = {}
+    exec(source, space)  # noqa: S102  (our own module, not an agent's)
+    return eval(expression, {"m": types.SimpleNamespace(**space)})  # noqa: S307  (our own expression)
+
+
+HELPER = '''def {name}(values):
+    """Numbers scaled so that the largest is {top}, rounded down; an empty list stays empty."""
+    largest = max(values, default=0)
+    if largest <= 0:
+        return [0 for _ in values]
+    return [value * {top} // largest if value > 0 else 0 for value in values]
+'''
+# Modules that use the helper: name, code, and an expression that shows its behaviour.
+USERS = (
+    ("bars", "def bars(values):\n    return ['#' * size for size in {name}(values)]\n", "m.bars([1, 5, 10, -2])"),
+    ("ticks", "def ticks(values):\n    return sorted(set({name}(values)))\n", "m.ticks([3, 9, 27, 27])"),
+    ("share", "def share(values):\n    return dict(enumerate({name}(values), 1))\n", "m.share([2, 2, 8])"),
+    ("heat", "def heat(rows):\n    return [{name}(row) for row in rows]\n", "m.heat([[1, 2], [], [0, 0]])"),
+    ("crest", "def crest(values):\n    return {name}(values).index({top})\n", "m.crest([4, 9, 2])"),
+)
+REFACTOR_SIZES: Sizes = {"easy": (2, 0), "medium": (3, 1), "hard": (5, 3)}  # users, other modules
+
+
+def make_refactor(rng: random.Random, level: Level) -> JobDraft:
+    """The same helper is in several modules; move it to one place without changing any behaviour.
+
+    Two to five modules with the helper copied into each, beside others that must not change.
+    """
+    package = material.draw_package_name(rng)
+    helper, top = f"scale_{rng.choice(material.THINGS)}", rng.randint(5, 40)
+    user_count, other_count = REFACTOR_SIZES[level]
+    users = rng.sample(USERS, user_count)
+    others = material.draw_parts(rng, other_count)
+    text = HELPER.format(name=helper, top=top)
+    tests = f"tests/test_{package}.py"
+    files = {f"{package}/__init__.py": "", "tests/__init__.py": ""}
+    solution = {f"{package}/scaling.py": text}
+    structure = f"PACKAGE, HELPER = {package!r}, {helper!r}\n{material.code_text('structure')}"
+    checks = [HiddenCheck(name="structure", snippets=(structure,))]
+    for module, body, expression in users:
+        code = body.format(name=helper, top=top)
+        files[f"{package}/{module}.py"] = f"{text}\n\n{code}"
+        solution[f"{package}/{module}.py"] = f"from {package}.scaling import {helper}\n\n\n{code}"
+        head = f"import {package}.{module} as m\n"
+        direct = f"{head}result = [m.{helper}(v) for v in ([], [0], [-1, 4], [7, 3, 1])]"
+        checks.append(HiddenCheck(name=module, snippets=(f"{head}result = {expression}", direct)))
+    for part in others:
+        files[f"{package}/{part.name}.py"] = part.source
+        checks.append(behaviour_check(package, part))
+    modules = [module for module, _, _ in users]
+    lines = ["import unittest", "", f"from {package} import {', '.join(sorted(modules))}", "", ""]
+    lines += ["class Importable(unittest.TestCase):", "    def test_each(self):"]
+    lines += [f"        self.assertTrue(callable({module}.{module}))" for module in modules]
+    files[tests] = "\n".join([*lines, "", "", 'if __name__ == "__main__":', "    unittest.main()", ""])
+    listed = ", ".join(f"`{module}.py`" for module in modules)
+    return JobDraft(
+        instruction=material.instruction("refactor", package=package, helper=helper, listed=listed),
+        files=files,
+        solution=solution,
+        protected=("tests/__init__.py", tests),
+        checks=tuple(checks),
+    )
+
+
+IMPLEMENT_SIZES: Sizes = {"easy": (3, 1), "medium": (5, 2), "hard": (7, 3)}  # fields, files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +177,14 @@ class EntityField:
         return by_kind.get(self.kind, ())
 
 
-def make_draft(rng: random.Random, level: Level) -> JobDraft:
-    """An entity with random fields; harder levels ask for more of the files."""
+def make_implement(rng: random.Random, level: Level) -> JobDraft:
+    """A module of several files from a specification: models, validation, an admin-like listing.
+
+    An entity with random fields; harder levels ask for more of the files.
+    """
     entity = rng.choice(material.THINGS).title()
     package = material.draw_package_name(rng)
-    field_count, parts = SIZES[level]
+    field_count, parts = IMPLEMENT_SIZES[level]
     fields = _draw_fields(rng, field_count)
     page = rng.randint(3, 6)
     rules = "\n".join(f"- {field.rule}" for field in fields)
@@ -73,12 +211,12 @@ def make_draft(rng: random.Random, level: Level) -> JobDraft:
 def _draw_fields(rng: random.Random, count: int) -> list[EntityField]:
     """Fields of every kind, the first a text called `name`."""
     fields = [EntityField(name="name", kind="text", most=rng.randint(12, 30))]
-    titles = material.sample_words(rng, ("weight", "stock", "rank", "size", "level", "year"), 3)
+    titles = rng.sample(("weight", "stock", "rank", "size", "level", "year"), 3)
     for number, title in enumerate(titles):
         low = rng.randint(-9, 9)
         most = low + rng.randint(20, 90)
         fields.append(EntityField(name=title, kind="number", least=low, most=most, default=low + number))
-    choices = tuple(material.sample_words(rng, material.COLOURS, 4))
+    choices = tuple(rng.sample(material.COLOURS, 4))
     fields.append(EntityField(name="colour", kind="choice", choices=choices, default=rng.choice(choices)))
     fields.append(EntityField(name="active", kind="flag", default=rng.random() < 0.5))
     fields.append(EntityField(name="note", kind="text", most=rng.randint(40, 80)))
