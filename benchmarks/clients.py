@@ -26,6 +26,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.spin import busy_programs
+
 HERE = Path(__file__).resolve().parent
 TTFT_MS, ITL_MS, TOKENS = 200, 20, 100
 Row = dict[str, Any]
@@ -34,7 +38,7 @@ Row = dict[str, Any]
 def main() -> int:
     """Measure and print."""
     options = arguments()
-    with tempfile.TemporaryDirectory() as folder, background(options.background):
+    with tempfile.TemporaryDirectory() as folder, busy_programs(options.background):
         built = {name: compiled(name, Path(folder)) for name in ("schedule_server", "floor_client")}
         rows: list[Row] = []
         with server(built["schedule_server"]) as url:
@@ -81,19 +85,6 @@ def compiled(name: str, folder: Path) -> Path:
         sys.exit("clients.py needs a C compiler (cc, gcc or clang)")
     subprocess.run([compiler, "-O2", "-o", str(folder / name), str(HERE / f"{name}.c")], check=True)
     return folder / name
-
-
-@contextlib.contextmanager
-def background(count: int) -> Iterator[None]:
-    """Processes that do nothing but use a core each, in sessions of their own: Linux shares cores by session."""
-    spin = [sys.executable, "-c", "while True: pass"]
-    busy = [subprocess.Popen(spin, start_new_session=True) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for process in busy:
-            process.kill()
-            process.wait()
 
 
 @contextlib.contextmanager

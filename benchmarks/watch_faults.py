@@ -24,8 +24,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.clients import background
 from tests.embedded import phantom_recipe
+from tests.spin import busy_programs
 
 from moebox import codec, http, phantom
 
@@ -215,7 +215,7 @@ def engine_faults(place: Place, only: set[str]) -> Iterator[bool]:
         "unread": lambda: read_nothing(url),
         "crowding": lambda: Load(url, begin=lambda: long_text(500)).run_clients(2, 0.1),
         "throttling": lambda: throttle_gpu(place),
-        "slower": lambda: background(8 * (os.cpu_count() or 1)),
+        "slower": lambda: busy_programs(8 * (os.cpu_count() or 1)),
         "hung": lambda: send_signal(process, signal.SIGSTOP, signal.SIGCONT),
         "gone": lambda: send_signal(process, signal.SIGKILL),
     }

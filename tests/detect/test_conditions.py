@@ -4,8 +4,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,20 +13,7 @@ import pytest
 from moebox.core.conditions import Conditions, GpuConditions
 from moebox.detect import clients
 from moebox.detect.conditions import ConditionsWatch, open_files
-
-SPIN = "while True: pass"
-
-
-@contextmanager
-def spinning(count: int) -> Iterator[list[int]]:
-    """Keep some cores busy."""
-    children = [subprocess.Popen([sys.executable, "-c", SPIN]) for _ in range(count)]
-    try:
-        yield [child.pid for child in children]
-    finally:
-        for child in children:
-            child.kill()
-            child.wait()
+from tests.spin import busy_programs
 
 
 def used_cpu_s(pids: list[int]) -> float:
@@ -42,7 +27,7 @@ def used_cpu_s(pids: list[int]) -> float:
 
 def test_work_of_our_own_children_is_not_that_of_others() -> None:
     """What descends from moebox or from the engine's guard is measured, not blamed."""
-    with ConditionsWatch(interval_s=0.2) as watch, spinning(1) as pids:
+    with ConditionsWatch(interval_s=0.2) as watch, busy_programs(1) as pids:
         while used_cpu_s(pids) < 0.5:
             time.sleep(0.05)
     seen = watch.result()

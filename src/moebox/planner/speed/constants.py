@@ -200,6 +200,12 @@ class HostCpu:
     source: str = ""
 
 
+def clear_caches() -> None:
+    """Read the tables again; the fitting script changes them."""
+    catalogue.decode_rows.cache_clear()
+    unified_memory.cache_clear()
+
+
 def find_efficiency(engine: EngineName, preset: str, generation: str) -> tuple[Efficiency, int]:
     """Return the constants of an engine on a generation, and how many steps away the row is."""
     best: tuple[int, tuple[int, bool, bool], Efficiency] | None = None
