@@ -18,7 +18,6 @@ from moebox import http
 from moebox.checkpoint import deploy
 from moebox.core.endpoint import Endpoint
 from moebox.core.recipe import KvTiers
-from moebox.engines.kv_store import store_folder
 from moebox.phantom.question import Question
 from moebox.phantom.text_questions import haystack_questions
 from moebox.serve import kv_store, session
@@ -61,8 +60,8 @@ def main() -> None:
     talks = [with_new_codes(rng, base) for _ in range(given.conversations)]
     with tempfile.TemporaryDirectory() as place:
         recipe = phantom_recipe(context=512, kv_tiers=KvTiers(disk_gib=1, folder=f"{place}/kv"))
-        folder = Path(store_folder(deploy(recipe)))
         with session.engine_session(deploy(recipe), Run.create("kv-store", runs=Path(place))) as live:
+            folder = Path(live.instance.kv_store)
             for number, questions in enumerate(talks):
                 ask_code(live.endpoint, questions[0])
                 ask_slot(live.endpoint, "save", f"{number}.bin")
