@@ -17,7 +17,6 @@ import pwd
 from dataclasses import dataclass
 from pathlib import Path
 
-from moebox import codec
 from moebox.errors import require_all
 
 SITE_FILE = Path("/etc/moebox.toml")
@@ -63,6 +62,8 @@ def read_site() -> SiteSettings:
     path = Path(os.environ.get(SITE_ENV) or SITE_FILE)
     if not path.exists():
         return SiteSettings()
+    from moebox import codec  # only here: the sandbox runs this module in interpreters without packages
+
     site = codec.read_toml(SiteSettings, path)
     first, last = site.ports or (1024, 65535)
     rules = {"ports: first and last, from 1024 to 65535": 1024 <= first <= last <= 65535}
