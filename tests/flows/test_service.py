@@ -101,19 +101,22 @@ def test_moebox_down_stops_the_service_too(tmp_path: Path):
     assert service.restarts == 0
 
 
-def test_moebox_down_stops_a_service_between_two_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+@pytest.mark.parametrize("words", [["service-good"], []])
+def test_moebox_down_stops_a_service_between_two_starts(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     """The engine was killed, and the service waits before it starts another one."""
     path = tmp_path / "service-good.toml"
     path.write_text(codec.to_toml(acting("good")))
-    words = ["up", str(path), "--service", "--set", "service.pause_s=600", "--set", "service.min_free_gib=0"]
+    start = ["up", str(path), "--service", "--set", "service.pause_s=600", "--set", "service.min_free_gib=0"]
     env = {**os.environ, "NOTIFY_SOCKET": str(tmp_path / "nobody")}
-    with no_longer_than(60), subprocess.Popen([sys.executable, "-m", "moebox", *words], env=env) as child:
+    with no_longer_than(60), subprocess.Popen([sys.executable, "-m", "moebox", *start], env=env) as child:
         while not (live := [each for each in state.list_instances() if each.ready]):
             time.sleep(0.05)
         os.kill(live[0].guard_state.engine, signal.SIGKILL)
         while any(each.is_alive for each in state.list_instances()):
             time.sleep(0.05)
-        assert main(["down", "service-good"]) == 0
+        assert main(["down", *words]) == 0
         assert "service-good: a service between two starts, now stopped" in capsys.readouterr().out
         assert child.wait() in (0, 130, 143, -signal.SIGTERM)
     assert not state.held_services()

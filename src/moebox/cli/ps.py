@@ -144,7 +144,8 @@ def down(
     # found before anything is stopped: what an engine leaves now is its own
     orphans = {*state.orphan_processes(), *list_containers()} - {instance.id for instance in instances}
     chosen = sorted(orphans if all_ else orphans & {name or ""})
-    services = stop_services(*(state.held_services() if all_ or not (name or instances) else [name or ""]))
+    is_any = all_ or not (name or any(instance.is_alive for instance in instances))
+    services = stop_services(*(state.held_services() if is_any else [name or ""]))
     if not all_:
         instances = [] if chosen or services else [state.find_instance(name)]
     stopped: list[dict[str, object]] = [

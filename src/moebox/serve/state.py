@@ -248,7 +248,8 @@ def held_services() -> dict[str, int]:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except OSError:
-                found[path.name.removeprefix("service-")] = int(file.read(200).rpartition(" ")[2] or 0)
+                holder = file.read(200).rpartition(" ")[2]
+                found[path.name.removeprefix("service-")] = int(holder) if holder.isdecimal() else 0
     return found
 
 
