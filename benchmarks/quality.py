@@ -1,11 +1,12 @@
 """Which damages of a model `moebox quality` separates from healthy variants, on the embedded engine.
 
-    python benchmarks/quality.py [--only "NAME;..."] [--json FILE]
+    python benchmarks/quality.py [--only "NAME;..."] [--part 1/4] [--json FILE] [--server PATH --engine ik_llama.cpp]
 
 The phantom is served as it is, in healthy variants (other kernels, batch sizes, threads, slots), and damaged. Three
 healthy servers are the references; their distance from each other is the noise. A variant is named if `moebox quality`
 would call it different. Quants are made by llama.cpp's own quantizer from an f16 model whose q8_0 is the phantom, and
-are compared with three servers of that model. Takes about 20 minutes on one idle core.
+are compared with three servers of that model. Takes about 20 minutes on one idle core; --part takes every such case.
+--server names a llama-server that was built elsewhere; variants whose flags it refuses are left out.
 """
 
 import argparse
@@ -27,6 +28,7 @@ import xllamacpp
 
 from moebox import http, phantom
 from moebox.core.endpoint import Endpoint, endpoint_from_url
+from moebox.errors import ExternalError, MoeboxError
 from moebox.gguf_file import F16, WeightEntry, align_up, header_bytes
 from moebox.phantom.gguf import Q8_0, PhantomGguf, write_latent_gguf
 from moebox.quality.judge import judge_quality
@@ -243,17 +245,25 @@ class FineModel:
         return buffer.raw[:size]
 
 
+class Server:
+    """How to start a server: the embedded engine, or another llama-server."""
+
+    engine = "embedded"
+    words: tuple[str, ...] = (sys.executable, "-m", "moebox.serve.embedded", "-lv", "1")
+
+
 @contextmanager
 def serve_phantom(path: Path, flags: tuple[str, ...]) -> Iterator[Endpoint]:
-    """Serve a GGUF with the embedded engine."""
+    """Serve a GGUF."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    argv = [sys.executable, "-m", "moebox.serve.embedded", "-m", str(path), "-a", "phantom", "--port", str(port)]
-    argv += ["-c", "4096", "-t", "1", "-lv", "1", *flags]
+    argv = [*Server.words, "-m", str(path), "-a", "phantom", "--port", str(port), "-c", "4096", "-t", "1", *flags]
     server = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        endpoint = endpoint_from_url(f"http://127.0.0.1:{port}", "phantom", engine="embedded")
-        while not http.get(f"{endpoint.base_url}/models").ok and server.poll() is None:
+        endpoint = endpoint_from_url(f"http://127.0.0.1:{port}", "phantom", engine=Server.engine)
+        while not http.get(f"{endpoint.base_url}/models").ok:
+            if server.poll() is not None:
+                raise ExternalError(f"the server ended with {server.returncode}")
             time.sleep(0.1)
         yield endpoint
     finally:
@@ -281,8 +291,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="names of variants")
     parser.add_argument("--every", type=int, default=1, help="score every such text only, on a slow machine")
+    parser.add_argument("--part", default="1/1", help="the first of four parts of the cases: 1/4")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--server", default="", help="another llama-server")
+    parser.add_argument("--engine", default="llama.cpp", help="what --server is")
     given = parser.parse_args()
+    if given.server:
+        Server.words, Server.engine = (given.server,), given.engine
+    part, parts = map(int, given.part.split("/"))
     source = phantom.gguf_path()
     kept = [name for name in given.only.split(";") if name]
     rows = []
@@ -302,13 +318,16 @@ def main() -> None:
             quants[name] = ((), path, None)
         groups.append(("quant", original, {"f16": (("-t", "2"), original, None), **quants}))
         references: dict[Path, list[tuple[TextReading, ...]]] = {}
-        for group, like, cases in groups:
-            for name, (flags, path, damage) in cases.items():
-                if kept and name not in kept:
-                    continue
+        every = [(group, like, name, *case) for group, like, cases in groups for name, case in cases.items()]
+        for number, (group, like, name, flags, path, damage) in enumerate(every):
+            if (not kept or name in kept) and number % parts == part - 1:
                 if like not in references:
                     references[like] = [read_variant(like, each, every=given.every) for each in REFERENCES.values()]
-                judged = judge_quality(references[like], read_variant(path, flags, damage, every=given.every))
+                try:
+                    judged = judge_quality(references[like], read_variant(path, flags, damage, every=given.every))
+                except MoeboxError as problem:
+                    print(f"| {group} | {name} | left out: {problem} |", flush=True)
+                    continue
                 figures = judged.figures
                 rows.append({"group": group, "name": name, "different": judged.different, "kl": figures.mean_kl.value})
                 interval = f"{figures.mean_kl.low:.4f} to {figures.mean_kl.high:.4f}"

@@ -9,15 +9,24 @@ regret: how much slower it is, with --deep layers, than the best point of the gr
 --seconds (540), and another call with the same --out goes on; figures are printed once the grid is complete.
 --by-cpu divides tokens by the server's CPU time instead, which other programs of a shared machine hardly change; it
 says nothing of settings that trade CPU time for waiting, such as threads.
+--parts 4,2 starts four shallow engines at a time, and two deep ones, each in its share of the GPU's memory (--memory).
+While one of them is measured, the others are stopped (SIGSTOP).
 """
 
 import argparse
+import contextlib
+import fcntl
+import functools
 import itertools
 import json
 import math
+import os
+import signal
 import statistics
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +42,7 @@ from moebox.flows.effort import ClimbEffort
 from moebox.flows.pace import WARM, SpeedRounds, measure_speed
 from moebox.flows.tune import Tuner
 from moebox.flows.tune_state import TUNE_FILE, Changes, TuneOptions, TuneState, combine_changes, halve_pool, single_key
+from moebox.serve.guard import MARK
 from moebox.store import Run
 
 ROUNDS_STAGE = 1  # four rounds of each point
@@ -65,6 +75,45 @@ def measure_by_cpu(endpoint: Endpoint, *, concurrency: int, rounds: int, tokens:
     return replace(found[0], tok_s=tuple(row.tok_s[0] for row in found), ttft_ms=tuple(row.ttft_ms[0] for row in found))
 
 
+@contextlib.contextmanager
+def others_stopped(folder: Path) -> Iterator[None]:
+    """Stop all engines whose state lies in `folder`, but those of this process, until the block ends."""
+    stopped = []
+    with open(folder / "turn", "w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        try:
+            for process in psutil.process_iter():
+                with contextlib.suppress(psutil.Error, ProcessLookupError):
+                    mark = process.environ().get(MARK, "")
+                    if f"@{folder}/" in mark and not mark.endswith("@" + os.environ["MOEBOX_STATE"]):
+                        process.send_signal(signal.SIGSTOP)
+                        stopped.append(process)
+            yield
+        finally:
+            for process in stopped:
+                with contextlib.suppress(psutil.Error, ProcessLookupError):
+                    process.send_signal(signal.SIGCONT)
+
+
+def measure_alone(folder: Path, endpoint: Endpoint, **how: int) -> SpeedRounds:
+    """Measure one engine while the other parts' engines stand still."""
+    with others_stopped(folder):
+        return measure_speed(endpoint, **how)
+
+
+def measure_parts(layers: int, parts: int, memory: str) -> dict[str, float]:
+    """Measure the grid in several processes, each of which has a part of it."""
+
+    def measure_part(part: int) -> dict[str, float]:
+        words = [*sys.argv[1:], "--part", f"{part}/{parts}", "--shallow", str(layers), "--memory", memory]
+        done = subprocess.run([sys.executable, __file__, *words], stdout=subprocess.PIPE, text=True, check=True)
+        found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+        return found
+
+    with ThreadPoolExecutor(parts) as pool:
+        return {key: value for found in pool.map(measure_part, range(parts)) for key, value in found.items()}
+
+
 def list_grid(settings: dict[str, list[Any]]) -> list[Changes]:
     """Every combination; a setting that stays as it is counts as one of its values."""
     rows = itertools.product(*([None, *values] for values in settings.values()))
@@ -73,12 +122,16 @@ def list_grid(settings: dict[str, list[Any]]) -> list[Changes]:
 
 def measure_grid(recipe: Recipe, grid: list[Changes], layers: int, given: argparse.Namespace) -> dict[str, float]:
     """The speed of each point with so many layers, by its JSON; points that failed have 0; missing: out of time."""
-    folder = Path(given.out).resolve() / f"{layers}-layers"
+    home = Path(given.out).resolve()
+    folder = home / (f"{layers}-layers" + (f"-{given.part.replace('/', '-of-')}" if given.part else ""))
     folder.mkdir(parents=True, exist_ok=True)
     run = Run(folder)
     path = folder / TUNE_FILE
     spent = codec.decode(TuneState, run.read_json(TUNE_FILE), where=str(path)).spent_s if path.exists() else 0.0
     measure = measure_by_cpu if given.by_cpu else measure_speed
+    if given.part:
+        os.environ["MOEBOX_STATE"] = str(home / folder.name.replace("layers", "state"))
+        measure = functools.partial(measure_alone, home)
     effort = ClimbEffort(concurrency=given.streams, tokens=given.tokens, measure_speed=measure)
     options = TuneOptions(budget_s=spent + given.seconds, layers=layers)
     tuner = Tuner(
@@ -115,6 +168,9 @@ def main() -> int:
     parser.add_argument("--finalists", type=int, default=2)
     parser.add_argument("--combinations", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=540.0)
+    parser.add_argument("--parts", default="", help="engines at a time: of the shallow ones, and of the deep ones")
+    parser.add_argument("--memory", default="", help="share of the GPU for a shallow engine, and for a deep one")
+    parser.add_argument("--part", default="", help="for --parts: measure only every fourth point (1/4) of --shallow")
     parser.add_argument("--out", required=True)
     given = parser.parse_args()
     settings = json.loads(given.settings)
@@ -132,8 +188,18 @@ def main() -> int:
         flags=json.loads(given.flags),
     )
     grid = list_grid(settings)
-    shallow = measure_grid(recipe, grid, given.shallow, given)
-    deep = measure_grid(recipe, grid, given.deep, given) if len(shallow) == len(grid) else {}
+    if given.part:
+        part, parts = map(int, given.part.split("/"))
+        recipe = replace(recipe, memory_utilization=float(given.memory)) if given.memory else recipe
+        print(json.dumps(measure_grid(recipe, grid[part::parts], given.shallow, given)))
+        return 0
+    if given.parts:
+        counts, shares = given.parts.split(","), given.memory.split(",")
+        shallow = measure_parts(given.shallow, int(counts[0]), shares[0])
+        deep = measure_parts(given.deep, int(counts[-1]), shares[-1]) if len(shallow) == len(grid) else {}
+    else:
+        shallow = measure_grid(recipe, grid, given.shallow, given)
+        deep = measure_grid(recipe, grid, given.deep, given) if len(shallow) == len(grid) else {}
     if len(deep) < len(grid):
         print(f"{len(shallow)} and {len(deep)} of {len(grid)} points measured; run it again to go on")
         return 1

@@ -1,15 +1,16 @@
 """How often upgrades are judged rightly: refusals, passes, bisections, and kills at random moments.
 
     python benchmarks/upgrades.py [refuse|pass|bisect|kill|switch|power] [COUNT] [--canned SECONDS] [--noise 0.05]
-                                  [--bursts 0] [--by NAMES] [--first 0] [--tree DIR --kept DIR]
+                                  [--bursts 0] [--by NAMES] [--first 0] [--tree DIR --kept DIR [--engine NAME]]
 
 Builds are commits whose llama-server passes requests on to the embedded engine with an injected fault
 (tests/faulty_server.py). With --canned they stream words on a schedule, one in so many seconds, so a trial needs no
 quiet cores; --noise and --bursts add random stretches to every stream of both sides. `kill` and `switch` kill moebox,
 an engine or a guard while versions are tried and while the endpoint is switched; `power` does in a sweep of power caps,
-with a driver that is a file. With --tree, a git repository of llama.cpp, builds are real: its server with a change in
-the source (every step takes as long as 15 % less speed needs, or tool calls are left in the text), beside a commit that
-changes a comment. --kept holds them for all trials, so that only the first one compiles everything.
+with a driver that is a file. With --tree, a git repository of llama.cpp or ik_llama.cpp, builds are real: its server
+with a change in the source (every step takes as long as 15 % less speed needs, or tool calls are left in the text),
+beside a commit that changes a comment. --kept holds them for all trials, so that only the first one compiles
+everything.
 It prints one line a trial and a sum; "undecided" is neither right nor wrong.
 """
 
@@ -43,23 +44,31 @@ from moebox.serve.stop import stop_instance
 COUNTS = {"refuse": 20, "pass": 20, "bisect": 10, "kill": 20, "switch": 12, "power": 20}
 RESTORED_S = 180.0  # until an endpoint is back that took seconds to start
 VICTIMS = ("moebox", "engine", "guard")
-SOURCE = "tools/server"
-REAL_FAULTS = {  # file of llama.cpp, the text in it that is followed by a fault, and the fault
-    "slow:0.85": (
+SOURCES = {"llama.cpp": "tools/server", "ik_llama.cpp": "examples/server"}
+SLOWER = """
+    static int64_t last_step = 0;
+    llama_synchronize({context});
+    const int64_t now = ggml_time_us();
+    while (now - last_step < 500000 && ggml_time_us() < now + (now - last_step) * 3 / 17) {{}}
+    last_step = ggml_time_us();"""
+IDS = "new_msg.set_tool_call_ids(generated_tool_call_ids, gen_tool_call_id);"
+NO_CALLS = """
+    if (!new_msg.tool_calls.empty()) { new_msg.content = generated_text; new_msg.tool_calls.clear(); }"""
+REAL_FAULTS = {  # by engine: the file, the text in it that is followed by a fault, and the fault
+    ("llama.cpp", "slow:0.85"): (
         "server-context.cpp",
         "ret = llama_decode(ctx_tgt, batch_view);",
-        """
-            static int64_t last_step = 0;
-            llama_synchronize(ctx_tgt);
-            const int64_t now = ggml_time_us();
-            while (now - last_step < 500000 && ggml_time_us() < now + (now - last_step) * 3 / 17) {}
-            last_step = ggml_time_us();""",
+        SLOWER.format(context="ctx_tgt"),
     ),
-    "parser": (
-        "server-task.cpp",
-        "new_msg.set_tool_call_ids(generated_tool_call_ids, gen_tool_call_id);",
-        "\n        if (!new_msg.tool_calls.empty()) { new_msg.content = generated_text; new_msg.tool_calls.clear(); }",
+    ("llama.cpp", "parser"): ("server-task.cpp", IDS, NO_CALLS),
+    ("ik_llama.cpp", "slow:0.85"): (
+        "server-context.cpp",
+        "static inline int server_decode(llama_context * ctx, const llama_batch & batch) {",
+        f"""
+    const int result = llama_decode(ctx, batch);{SLOWER.format(context="ctx")}
+    if (last_step) return result;""",
     ),
+    ("ik_llama.cpp", "parser"): ("server-context.cpp", IDS, NO_CALLS),
 }
 
 
@@ -68,24 +77,25 @@ def run_moebox(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "moebox", *words], capture_output=True, text=True, check=False)
 
 
-def add_real_builds(tree: Path, upstream: str, prefix: str, faults: list[str]) -> None:
-    """Add commits PREFIX1, PREFIX2, … to a clone of llama.cpp: each has its fault in the source, or another comment."""
+def add_real_builds(tree: Path, upstream: str, engine: str, prefix: str, faults: list[str]) -> None:
+    """Add commits PREFIX1, PREFIX2, … to a clone of the engine: each has its fault, or another comment."""
     if not tree.exists():
         subprocess.run(["git", "clone", "--quiet", "--shared", str(Path(upstream).resolve()), str(tree)], check=True)
         run_git(tree, "tag", "upstream")
     if f"{prefix}{len(faults)}" in run_git(tree, "tag").split():
         return
     run_git(tree, "checkout", "--quiet", "--detach", "upstream")
-    original = {name: (tree / SOURCE / name).read_text() for name, _, _ in REAL_FAULTS.values()}
+    folder = tree / SOURCES[engine]
+    original = {row[0]: (folder / row[0]).read_text() for key, row in REAL_FAULTS.items() if key[0] == engine}
     for number, fault in enumerate(faults, 1):
         for name, text in original.items():
-            (tree / SOURCE / name).write_text(text)
+            (folder / name).write_text(text)
         if fault:
-            name, place, change = REAL_FAULTS[fault]
-            assert original[name].count(place) == 1, f"{name} of this llama.cpp has no {place!r}"
-            (tree / SOURCE / name).write_text(original[name].replace(place, place + change))
-        with open(tree / SOURCE / "main.cpp", "a") as main_file:
-            main_file.write(f"// {prefix} {number}\n")
+            name, place, change = REAL_FAULTS[engine, fault]
+            assert original[name].count(place) == 1, f"{name} of this {engine} has no {place!r}"
+            (folder / name).write_text(original[name].replace(place, place + change))
+        with open(folder / "server-queue.cpp", "a") as file:
+            file.write(f"// {prefix} {number}\n")
         run_git(tree, "commit", "--quiet", "--all", "--message", f"server: change {number}")
         run_git(tree, "tag", "--force", f"{prefix}{number}")
 
@@ -110,7 +120,7 @@ class Trials:
         parts = [f"canned:{given.canned}"] * bool(given.canned)
         parts += [f"noise:{given.noise}"] * bool(given.noise) + [f"bursts:{given.bursts}"] * bool(given.bursts)
         self.shared = "+".join(parts)
-        self.upstream, self.kept = given.tree, Path(given.kept).resolve()
+        self.upstream, self.engine, self.kept = given.tree, given.engine, Path(given.kept).resolve()
 
     def prepare(self, folder: Path, faults: list[str], prefix: str = "b") -> tuple[Path, Path]:
         """Write the repository and a recipe on its first build."""
@@ -119,17 +129,17 @@ class Trials:
         if self.upstream:
             tree = self.kept / "tree"
             os.environ["MOEBOX_STATE"] = str(self.kept / "state")
-            add_real_builds(tree, self.upstream, prefix, faults)
+            add_real_builds(tree, self.upstream, self.engine, prefix, faults)
         else:
             write_tree(tree, ["+".join(filter(None, (self.shared, fault))) for fault in faults], prefix)
         recipe = dataclasses.replace(
-            phantom_recipe(name="ph", engine_version=f"{prefix}1", max_seqs=4, context=8192),
+            phantom_recipe(name="ph", engine=self.engine, engine_version=f"{prefix}1", max_seqs=4, context=8192),
             runtime=Runtime(),
             listen=Listen(port=preflight.find_free_port()),
         )
         path = folder / "ph.toml"
         path.write_text(codec.to_toml(recipe))
-        done = run_moebox("engines", "install", f"llama.cpp@{prefix}1", "--source", str(tree))
+        done = run_moebox("engines", "install", f"{self.engine}@{prefix}1", "--source", str(tree))
         assert done.returncode == 0, done.stderr
         return path, tree
 
@@ -141,7 +151,7 @@ class Trials:
             "upgrade",
             str(recipe),
             "--to",
-            f"llama.cpp@{prefix}2",
+            f"{self.engine}@{prefix}2",
             "--source",
             str(tree),
             "--by",
@@ -168,7 +178,7 @@ class Trials:
         by, first, prefix = self.named or "speed=5%", rng.randint(2, 15), f"trial{number}-"
         fault = "slow:0.85" if by.startswith("speed") else "parser"
         recipe, tree = self.prepare(folder, ["" if build < first else fault for build in range(1, 17)], prefix)
-        ends = (f"llama.cpp@{prefix}1", f"llama.cpp@{prefix}16")
+        ends = (f"{self.engine}@{prefix}1", f"{self.engine}@{prefix}16")
         done = run_moebox("upgrade", "bisect", str(recipe), *ends, "--source", str(tree), "--by", by, "--json")
         if done.returncode:
             return "undecided", f"injected in change {first}: {done.stderr[-400:]}"
@@ -264,7 +274,8 @@ def main() -> int:
     )
     parser.add_argument("--by", default="", help="as of `moebox upgrade`")
     parser.add_argument("--first", type=int, default=0, help="number of the first trial, which seeds it")
-    parser.add_argument("--tree", default="", help="git repository of llama.cpp: real builds")
+    parser.add_argument("--tree", default="", help="git repository of the engine: real builds")
+    parser.add_argument("--engine", default="llama.cpp", choices=SOURCES, help="whose repository --tree is")
     parser.add_argument("--kept", default="upgrades-real", help="folder of the real builds")
     given = parser.parse_args()
     trials = Trials(given)
