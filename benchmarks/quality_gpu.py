@@ -20,19 +20,19 @@ from moebox.quality.judge import judge_quality
 from moebox.quality.reference import read_reference
 
 VLLM = {"enforce-eager": True, "kv-cache-memory-bytes": 2_000_000_000}
-SGLANG = {"attention-backend": "triton", "disable-cuda-graph": True}
+SGLANG = {"attention-backend": "triton", "disable-cuda-graph": True, "max-total-tokens": 40_000}
 FP8 = "fp8"
-VARIANTS: dict[str, dict[str, dict[str, object]]] = {  # flags by engine and name; names with FP8 have that cache
+VARIANTS: dict[str, dict[str, dict[str, object]]] = {  # flags by engine and name
     "vllm": {
         "vllm": {},
         f"vllm-{FP8}": {},
         "vllm-triton": {"attention-backend": "TRITON_MLA"},
         f"vllm-triton-{FP8}": {"attention-backend": "TRITON_MLA"},
-        "vllm-small-steps": {"max-num-batched-tokens": 256},
+        "vllm-small-steps": {},
     },
     "sglang": {
         "sglang": {},
-        "sglang-small-steps": {"chunked-prefill-size": 256},
+        "sglang-small-steps": {},
         f"sglang-{FP8}": {},
     },
 }
@@ -56,7 +56,8 @@ def read_variant(engine: str, name: str, out: Path) -> str:
         served_name=name,
         context=8192,
         max_seqs=8,
-        memory_utilization=0.12 if engine == "vllm" else 0.4,  # SGLang: of what is free
+        batched_tokens=256 if "small-steps" in name else None,
+        memory_utilization=0.12 if engine == "vllm" else 0.9,  # SGLang: of what is free
         kv="fp8" if FP8 in name else "bf16",
         listen=Listen(port=21_000 + 7 * list(VARIANTS[engine]).index(name)),
         flags={**(VLLM if engine == "vllm" else SGLANG), **VARIANTS[engine][name]},  # type: ignore[dict-item]

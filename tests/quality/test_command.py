@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from moebox.cli import main
-from moebox.quality import reference
-from tests.quality.toy_server import ToyServer
+from moebox.quality import measure, reference
+from tests.quality.toy_server import ToyServer, with_cached_text
 from tests.sampling import one_in
 from tests.serving import live
 
@@ -51,6 +51,29 @@ def test_the_same_model_in_another_wire_format_does_not_differ(quality: Quality,
     assert figures["mean_kl"]["value"] < 1e-4
     assert figures["same_top"]["value"] > 0.99
     assert figures["positions"] > 500
+
+
+def test_what_a_coarse_cache_costs_shows_after_cached_prefixes(
+    quality: Quality, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """An engine scores whole prompts without its cache: texts after a cached prefix are judged for themselves."""
+    monkeypatch.setattr(measure, "standard_texts", with_cached_text)
+    files = [tmp_path / f"{seed}.moeq" for seed in (1, 2)]
+    for seed, path in enumerate(files, 1):
+        assert quality(ToyServer("prompt_logprobs", noise=0.05, seed=seed), "--save", path)[0] == 0
+    references = [word for path in files for word in ("--reference", path)]
+    code, healthy = quality(ToyServer("prompt_logprobs", noise=0.05, seed=3), *references)
+    assert (code, healthy["judged"]["verdict"][:13]) == (0, "no difference")
+    code, coarse = quality(ToyServer("prompt_logprobs", noise=0.05, seed=3, fault="coarse cache"), *references)
+    assert code == 1
+    assert " nats after cached prefixes (" in coarse["judged"]["verdict"]
+
+
+def test_a_server_that_fails_at_half_characters_is_asked_for_fewer_tokens(quality: Quality, saved: Path):
+    """ik_llama.cpp answers 500 if one of the most likely tokens is no whole character."""
+    code, found = quality(ToyServer("prefixes", fault="half characters"), "--reference", saved)
+    assert code == 0, found
+    assert found["judged"]["figures"]["mean_kl"]["value"] < 1e-4
 
 
 def test_echo_servers_compare_by_token_texts(quality: Quality, tmp_path: Path):

@@ -16,8 +16,15 @@ def few_texts() -> tuple[Any, ...]:
     """Every third text, and as much of the long one as the servers' context holds: each kind is there."""
     from moebox.quality.texts import standard_texts
 
-    *texts, long = standard_texts()
+    *texts, _, long = standard_texts()
     return (*texts[::3], dataclasses.replace(long, text=long.text[:4000]))
+
+
+def with_cached_text() -> tuple[Any, ...]:
+    """The few texts, and the one that is scored after cached prefixes."""
+    from moebox.quality.texts import standard_texts
+
+    return (*few_texts(), standard_texts()[-2])
 
 
 class ToyServer(ThreadingHTTPServer):
@@ -110,8 +117,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._reply(self._generate(body))
         elif self.path == "/v1/completions" and server.fault != "none":
             too_many = server.dialect == "prompt_logprobs" and body["logprobs"] > 20
+            half = server.fault == "half characters" and body["logprobs"] > 20 and len(body["prompt"]) % 2 > 0
             wrong = self.server.is_faulty(body)
-            self._reply(None if too_many else self._complete(body, wrong), 400 if too_many else 404)
+            self._reply(None if too_many or half else self._complete(body, wrong), 400 if too_many else 500)
             self.server.leave(body)
         else:
             self._reply(None)
@@ -138,7 +146,8 @@ class _Handler(BaseHTTPRequestHandler):
         if server.fault == "cut" and len(ids) > 100:
             count = len(ids := ids[-100:])
         ids = ids[:-1] if wrong else ids  # a lost token is a usual fault of caches
-        after = server.predict(ids, top)
+        coarse = server.fault == "coarse cache" and len(ids) > 64 and not body.get("prompt_logprobs")
+        after = dict(_draw_values(str(ids[-2:]), 5, 0.3, "")[:top]) if coarse else server.predict(ids, top)
         chosen = next(iter(after))
         if server.fault == "lies":
             chosen = (chosen + 1) % VOCABULARY

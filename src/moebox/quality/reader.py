@@ -98,9 +98,13 @@ class LogprobReader:
     def read_next(self, prompt: Sequence[int] | str) -> wire.NextToken | None:
         """The prediction after a prefix, or None if the server fails at it or reads only a part of it.
 
-        llama.cpp answers 500 if the token that it chose is half a character; other positions are not affected.
+        llama.cpp answers 500 if the token that it chose is half a character, ik_llama.cpp if any of the most likely
+        ones is: fewer are asked for then.
         """
-        reply = self._post(*wire.next_token_request(self.dialect, self.endpoint.model, prompt, self.top))
+        for top in (size for size in TOPS if size <= self.top):
+            reply = self._post(*wire.next_token_request(self.dialect, self.endpoint.model, prompt, top))
+            if reply.status != 500:
+                break
         found = wire.parse_next_tokens(self.dialect, reply.json(), len(prompt))
         self.last_error = "" if found else "no log-probabilities in the reply" if reply.ok else reply.error
         if not isinstance(prompt, str):

@@ -14,9 +14,13 @@ from moebox.errors import BadInput, refuse_if
 SEED = 20261117  # another seed is another corpus: references made before no longer fit
 MAX_USER_BYTES = 1 << 20
 LONG_DEPTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768)  # tokens before which long texts are scored
+CACHED_DEPTHS = tuple(range(96, 480, 32))  # the same for a text that is read from the cache
 WINDOW = 16  # tokens scored before each of them
 LONG_CHARS = 160_000  # 32k tokens of any tokenizer that takes up to 5 characters a token
 USER_KIND = "own text"
+# Engines that score a whole prompt compute it without their cache (latent attention of vLLM, SGLang): what an 8-bit
+# cache costs shows only in texts that are scored after a cached prefix.
+CACHED_KINDS = ("cached prefix", "long context")
 _SYLLABLES = tuple(a + b for a in "bdfgklmnprstvz" for b in ("a", "e", "i", "o", "u", "an", "er", "il", "om", "ut"))
 _CODE = (
     "for {a} in range({n}):\n    {b}[{a}] ^= {n} >> {a} % 7",
@@ -84,7 +88,9 @@ def standard_texts() -> tuple[QualityText, ...]:
     while size < LONG_CHARS:
         pieces.append(_GENERATORS[_pick(rng, tuple(_GENERATORS))](rng))
         size += len(pieces[-1])
-    return (*texts, QualityText(kind="long context", name="long", text="".join(pieces), depths=LONG_DEPTHS))
+    cached, long = CACHED_KINDS
+    texts.append(QualityText(kind=cached, name=cached, text=draw_unlearnt_text(rng, 4000), depths=CACHED_DEPTHS))
+    return (*texts, QualityText(kind=long, name="long", text="".join(pieces), depths=LONG_DEPTHS))
 
 
 def draw_unlearnt_text(rng: random.Random, chars: int) -> str:
