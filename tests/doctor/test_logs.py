@@ -137,6 +137,18 @@ def test_lines_are_counted_as_an_editor_counts_them() -> None:
     assert found.cause.line == 2
 
 
+def test_names_in_a_list_of_settings_are_no_failure() -> None:
+    """SGLang prints all its settings in one line, those of drafts among them."""
+    names = "speculative_draft_load_format dflash_only must_expect error_mode " + " ".join(f"a{n}" for n in range(30))
+    line = f"[2026-11-18 04:38:32] server_args=ServerArgs({', '.join(f'{name}=None' for name in names.split())})\n"
+    found = search_pieces([line.encode()], engine="sglang")
+    assert (found.cause, found.unknown_failure) == (None, "")
+    full = b"ValueError: Loaded weights leave no GPU memory for the KV cache under --mem-fraction-static=0.4.\n"
+    cause = search_pieces([line.encode(), full], engine="sglang").cause
+    assert cause is not None
+    assert cause.symptom == "oom-sglang-pool"
+
+
 def test_another_engines_symptoms_are_left_out() -> None:
     """SGLang's remedy is of no use to vLLM."""
     line = b"Not enough memory. Please try to increase --mem-fraction-static.\n"

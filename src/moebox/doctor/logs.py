@@ -19,6 +19,7 @@ from moebox.core.symptom import Finding, Symptom, choose_remedy, symptoms, xid_o
 from moebox.errors import BadInput
 from moebox.escape import printable_line
 
+MAX_PAIRS = 20  # of name=value in a line: more are an engine's settings, whose names are no sign of a failure
 MAX_LINE_CHARS = 16_384  # the rest of a line is ignored; a longer one is an encoded image or the like
 BLOCK_BYTES = 1 << 20
 CATCH_ALL = "general-internal-error"  # an exception that shows no more than that the engine's own code failed
@@ -143,9 +144,11 @@ class LogSearch:
         if not candidates and not is_error:
             return None
         line = part.decode("utf-8", "replace")
-        self._note_error(line)
+        lists_settings = line.count("=") > MAX_PAIRS
+        if not lists_settings:
+            self._note_error(line)
         for symptom, pattern, _ in candidates:
-            match = pattern.search(line)
+            match = None if lists_settings and symptom.severity == "fatal" else pattern.search(line)
             if not match:
                 continue
             finding = make_finding(symptom, match, line, self.lines, self._recipe)
