@@ -67,6 +67,9 @@ def test_what_a_coarse_cache_costs_shows_after_cached_prefixes(
     code, coarse = quality(ToyServer("prompt_logprobs", noise=0.05, seed=3, fault="coarse cache"), *references)
     assert code == 1
     assert " nats after cached prefixes (" in coarse["judged"]["verdict"]
+    code, uncached = quality(ToyServer("prompt_logprobs", noise=0.05, seed=3, fault="no prefix cache"), *references)
+    assert code == 0
+    assert uncached["judged"]["verdict"].endswith("no text was read from the cache, so what it costs is not known")
 
 
 def test_a_server_that_fails_at_half_characters_is_asked_for_fewer_tokens(quality: Quality, saved: Path):

@@ -184,7 +184,10 @@ class _Handler(BaseHTTPRequestHandler):
         elif server.dialect == "echo":
             named = {self._letter(token): value for token, value in after.items()}
             choice["logprobs"] = {"tokens": [self._letter(chosen)], "token_logprobs": [0], "top_logprobs": [named]}
-        return {"choices": [choice], "usage": {"prompt_tokens": count}}
+        usage: dict[str, Any] = {"prompt_tokens": count}
+        if server.fault == "no prefix cache":
+            usage["prompt_tokens_details"] = {"cached_tokens": 0}
+        return {"choices": [choice], "usage": usage}
 
     @staticmethod
     def _letter(token: int) -> str:

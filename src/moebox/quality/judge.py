@@ -103,9 +103,10 @@ def judge_quality(
     else:
         noun = f"the noise between {len(references)} references, {format_nats(noise)}"
         noun = noun if BEYOND_NOISE * noise >= HEALTHY else f"what healthy servers differ by, {HEALTHY:g}"
-        verdict = (
-            f"different: {amount}, beyond {noun}" if worst.different else f"no difference: {amount}, inside {noun}"
-        )
+        verdict = f"different: {amount}, beyond {noun}"
+        verdict = verdict if worst.different else f"no difference: {amount}, inside {noun}"
+    if len(parts) == 1 and not worst.different:
+        verdict += "; no text was read from the cache, so what it costs is not known"
     return QualityVerdict(
         figures=summarize_rows("all", rows),
         by_kind=summarize_by(rows, lambda row: row.kind),

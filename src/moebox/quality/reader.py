@@ -13,7 +13,7 @@ from moebox.errors import BadInput, ExternalError, Unsupported, refuse_if
 from moebox.loose import Json, get_objects, get_path, get_text
 from moebox.quality import wire
 from moebox.quality.reading import UNEQUAL_SHARE, TextReading, find_reading_problem
-from moebox.quality.texts import WINDOW, QualityText
+from moebox.quality.texts import CACHED_KINDS, WINDOW, QualityText
 from moebox.stream.limits import served_limits
 
 TOPS = (64, 20, 5)  # most likely tokens asked for; vLLM refuses more than --max-logprobs (20), OpenAI more than 5
@@ -38,6 +38,7 @@ class LogprobReader:
         self.context = served_limits(endpoint).context or 4096
         self.last_error = ""
         self.asked, self.missed = 0, 0  # positions read by prefixes
+        self.cached: int | None = None  # most tokens of a prompt that were in the cache, if the server reports them
         self.dialect, self.top = self._find_dialect()
 
     def __enter__(self) -> Self:
@@ -105,7 +106,11 @@ class LogprobReader:
             reply = self._post(*wire.next_token_request(self.dialect, self.endpoint.model, prompt, top))
             if reply.status != 500:
                 break
-        found = wire.parse_next_tokens(self.dialect, reply.json(), len(prompt))
+        document = reply.json()
+        found = wire.parse_next_tokens(self.dialect, document, len(prompt))
+        for path in ("usage.prompt_tokens_details.cached_tokens", "meta_info.cached_tokens"):
+            if isinstance(cached := get_path(document, path), int):
+                self.cached = max(cached, self.cached or 0)
         self.last_error = "" if found else "no log-probabilities in the reply" if reply.ok else reply.error
         if not isinstance(prompt, str):
             self.last_error = self.last_error or _find_other_count(reply, len(prompt))
@@ -132,6 +137,8 @@ class LogprobReader:
                     break  # a prompt of this length is refused or cut
                 else:
                     self.missed += 1
+            if text.kind == CACHED_KINDS[0] and self.cached == 0:
+                found = []  # by its own count, the server has no cached prefixes
             kept = wanted[-1] + 1 if wanted else 0
             return TextReading(kind=text.kind, name=text.name, tokens=tuple(ids[:kept]), positions=tuple(found))
         reply = self._post(*wire.prompt_request(self.dialect, self.endpoint.model, prompt, self.top))
