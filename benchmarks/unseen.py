@@ -54,7 +54,7 @@ ENOUGH = 10  # rows from which on a group has a range of its own
 SHARE = 0.80  # of results that a range is for
 NOTHING_ALIKE = 0.90  # the share for a case that no row is like, all publications alike: wider on purpose
 RAISED = 0.85  # the highest level that few publications raise the share to
-POWER = 0.5  # of its rows that a publication of a model weighs: they are neither one result nor as many as they are
+POWER = 2 / 3  # of its rows that a publication of a model weighs: they are neither one result nor as many as they are
 FASTER_IF_LOWER = ("tpot", "ttft", "step_ms")
 FORECAST_FIELDS = {
     "tok_s": "decode_tok_s",
