@@ -130,7 +130,7 @@ def coverage() -> list[Figure]:
         "CPU+GPU decoding": _group(published.hybrid_rows(), "tg"),
     }
     inside = {f"{name}, own hosts": [case.covered(fitted=True) for case in cases] for name, cases in own.items()}
-    totals = [(rows, share) for name, rows, share, _ in unseen.coverage() if name.endswith(", all")]
+    totals = [(rows, share) for name, rows, _, share, _ in unseen.coverage() if name.endswith(", all")]
     held = [number < round(rows * share) for rows, share in totals for number in range(rows)]
     inside["as forecasts print it, every source left out in turn"] = held
     return [_covered(name, held) for name, held in inside.items()]
@@ -139,14 +139,15 @@ def coverage() -> list[Figure]:
 def print_unseen() -> None:
     """Print how many results of hosts that had no part in the fit lie in the printed ranges, each source left out.
 
-    No bound decides here: groups of one or two sources take the range of a wider group when their source is left out.
+    No bound decides here: a group of one source takes the range of a wider group when that is left out.
     """
     print("\nranges of hosts never seen, leave-one-source-out (wanted: 75% to 90% inside)")
-    for name, rows, share, median in unseen.coverage():
+    for name, rows, sources, share, median in unseen.coverage():
         if rows >= ENOUGH:
             low, high = COVERAGE
             remark = "too narrow" if share < low else "too wide" if share > high else "ok"
-            print(f"{name:32} {rows:5} rows  {share:4.0%} inside  median error {median:4.0%}  {remark}")
+            counts = f"{rows:4} rows of {sources:2} source{'s' if sources > 1 else ' '}"
+            print(f"{name:36} {counts}  {share:4.0%} inside  median error {median:4.0%}  {remark}")
 
 
 def _covered(name: str, held: list[bool]) -> Figure:

@@ -117,6 +117,12 @@ def _serving(only: str, *groups: str) -> Callable[[], list[Case]]:
     return lambda: [case for case in published.serving_rows(only=only) if case.group in groups]
 
 
+def _short_prompts() -> list[Case]:
+    """Prompts of 128 and 512 token ids, of which what a request takes is a large part."""
+    cases = published.timed_steps("kimi-k2.5", shortest=1)
+    return [case for case in cases if case.at.endswith((" 128 tokens", " 512 tokens"))]
+
+
 def _others(*names: str) -> Callable[[], list[Case]]:
     return lambda: [case for case in published.other_rows() if case.run.startswith(names)]
 
@@ -260,9 +266,14 @@ GROUPS = (
         power=2,
     ),
     Group(
-        name="H200, vLLM, first tokens alone",
+        name="H200, vLLM, one short prompt alone",
+        rows=_short_prompts,
+        knobs=(("request", {}, "vllm"),),
+    ),
+    Group(
+        name="H200, vLLM, first tokens of several",
         rows=_serving("h200", "ttft"),
-        knobs=(("intake", {}, "vllm"), *_engine("vllm", "hopper", "request_ms")),
+        knobs=(("intake", {}, "vllm"), ("intake", {}, "text_ms")),
         power=4,
     ),
     Group(

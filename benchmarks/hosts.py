@@ -39,6 +39,7 @@ class Left:
 
     host: str
     errors: dict[spreads.Key, list[float]] = field(default_factory=dict)
+    groups: dict[spreads.Key, list[str]] = field(default_factory=dict)  # of the errors: decode, output, tpot, tg
     alone: set[spreads.Key] = field(default_factory=set)  # rows of constants that nobody else decides
 
     @property
@@ -69,7 +70,10 @@ def table(*, write: bool = False) -> bool:
     print(f"{'all hosts':24} {len(left):>5} {statistics.median(middles):>8.1%} in the middle of their medians")
     if write:
         spreads.keep_left_out(
-            [(one.host, key, key in one.alone, one.errors[key]) for one in left for key in one.errors]
+            (one.host, key, key in one.alone, group, error)
+            for one in left
+            for key in one.errors
+            for group, error in zip(one.groups[key], one.errors[key], strict=True)
         )
         fit_speed.TABLE.write_text(fit_speed.patched(fit_speed.TABLE.read_text(encoding="utf-8")), encoding="utf-8")
     return 0.75 <= share <= 0.90
@@ -85,6 +89,7 @@ def _left_out(host: str, kept: dict[str, object]) -> Left:
     left = Left(host=host, alone=_without(host))
     for key, case in zip(keys, cases, strict=True):
         left.errors.setdefault(key, []).append(published.log_error(case))
+        left.groups.setdefault(key, []).append(case.group)
     _restore(kept)
     return left
 

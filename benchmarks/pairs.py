@@ -83,7 +83,8 @@ def forecast_ms(
         "lengths": "near",
         "requests_per_slot": REQUESTS,
     }
-    return published.outcome(run, {"concurrency": int(concurrency)}).tpot.quantile(0.5) * 1e3
+    # Medians are published, but those of the simulation lie in bins of 1%, in which small differences are lost.
+    return published.outcome(run, {"concurrency": int(concurrency)}).tpot.mean * 1e3
 
 
 def summary() -> Iterator[tuple[str, int, int, int, float]]:

@@ -27,6 +27,7 @@ OUT_OF_CACHE = 8  # tokens: fewer read so little that it lies in the 128 MB cach
 HARDLY_READS = 12e6  # bytes: whether they lie in that cache makes no difference
 BITS = {"int4": 4.5, "nvfp4": 4.5, "mxfp4": 4.25, "fp8": 8.0, "bf16": 16.0}  # of an expert's weight, with scales
 UNFITTED = ("gpustack-h100-tp2", "vllm-30326")
+TOKEN_BYTES = 7.2  # of the random tokens that tokenizing.py timed
 LONG = 2048  # tokens of a prompt whose time is mostly reading it
 # A run with a broken NCCL topology.
 NOT_SPEED = ("pathological",)
@@ -169,10 +170,10 @@ def _generation(gpu: str) -> str:
     return catalogue.find_gpu(gpu).generation
 
 
-def timed_steps(model: str) -> Iterator[Case]:
+def timed_steps(model: str, *, shortest: int = LONG) -> Iterator[Case]:
     """Steps of a model's text core cut to 12 layers or less on one H200, vLLM 0.26, timed by `rehearse --measure`.
 
-    Prompts shorter than LONG are left out: theirs are mostly HTTP and scheduling, which serving rows tell.
+    Prompts are token ids, no text. Those shorter than LONG are mostly HTTP and scheduling: left out unless asked for.
     """
     for row in _csv("steps.csv"):
         if row["model"] != model:
@@ -184,7 +185,7 @@ def timed_steps(model: str) -> Iterator[Case]:
             predict = functools.partial(_decode, speed, {"concurrency": row["batch"], "context": row["context"]})
             rate = int(row["batch"]) / seconds
             yield Case("decode", "h200-steps", at, rate, predict, "h200-16-cores", speed)
-        elif int(row["tokens"]) >= LONG:
+        elif int(row["tokens"]) >= shortest:
             predict = functools.partial(_first_token, speed, int(row["tokens"]))
             at = f"{row['model']} {row['layers']} layers {row['tokens']} tokens"
             yield Case("ttft", "h200-steps", at, seconds * 1e3, predict, "h200-16-cores", speed)
@@ -335,6 +336,7 @@ def outcome(run: dict[str, Any], row: dict[str, Any]) -> SimulationResult:
     )
     box = box_of(both["box"], both)
     speed = speed_of(box, recipe, both.get("layers", 0))
+    speed = replace(speed, token_s=speed.token_s * both.get("token_bytes", TOKEN_BYTES) / TOKEN_BYTES)
     return simulate(speed, scheduler_rules(recipe, both.get("kv_tokens", PLENTY), speed), workload)
 
 

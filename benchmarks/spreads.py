@@ -92,11 +92,10 @@ def holds(key: Key, error: float, *, alone: bool) -> bool:
     return bool(abs(error) <= RANGE_SIGMAS * math.hypot(within, between))
 
 
-def keep_left_out(found: list[tuple[str, Key, bool, list[float]]]) -> None:
+def keep_left_out(found: Iterable[tuple[str, Key, bool, str, float]]) -> None:
     """Write every left-out host's errors beside this file, so that the table of accuracy need not fit again."""
-    lines = ["host,table,engine,generation,preset,alone,error"]
-    for host, key, alone, errors in found:
-        lines += [f"{host},{','.join(key)},{alone:d},{error:.4f}" for error in errors]
+    lines = ["host,table,engine,generation,preset,alone,group,error"]
+    lines += [f"{host},{','.join(key)},{alone:d},{group},{error:.4f}" for host, key, alone, group, error in found]
     LEFT_OUT.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

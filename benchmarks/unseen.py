@@ -54,9 +54,7 @@ ENOUGH = 10  # rows from which on a group has a range of its own
 SHARE = 0.80  # of results that a range is for
 NOTHING_ALIKE = 0.90  # the share for a case that no row is like, all publications alike: wider on purpose
 RAISED = 0.85  # the highest level that few publications raise the share to
-# The power of its rows that a publication of a model weighs: alike for decoding and prompts; serving has hundreds of
-# rows of one publisher, which then hardly counted.
-POWERS: dict[RangeKind, float] = {"decode": 0.0, "prompt": 0.0, "serving": 0.75}
+POWER = 2 / 3  # of its rows that a publication of a model weighs: they are neither one result nor as many as they are
 FASTER_IF_LOWER = ("tpot", "ttft", "step_ms")
 FORECAST_FIELDS = {
     "tok_s": "decode_tok_s",
@@ -128,7 +126,7 @@ def load_results() -> list[Result]:
             host, generation, engine = row["host"], row["generation"], row["engine"]
             if host in ("gpustack", "conselara"):  # vLLM 0.10.2; two DGX Spark
                 generation = OLDER if host == "gpustack" else SEVERAL_NODES
-            kind = "serving" if host.startswith(("cookbook", "inferencex", "gpustack", "lambda", "h200")) else "decode"
+            kind = "decode" if row["group"] == "decode" else "serving"
             source = PUBLISHERS.get(host.partition("-")[0], host)
             if host.startswith(("cookbook", "inferencex")):
                 source += f" {host.rpartition('-')[2]}"
@@ -169,8 +167,8 @@ def group_factors(results: Iterable[Result]) -> dict[Group, tuple[float, int, in
 
 
 def _factor(rows: list[Result], share: float) -> float:
-    """Return the factor that holds the share of the results, publications of a model weighted by their kind's power."""
-    most, power = (RAISED, POWERS[rows[0].kind]) if share < NOTHING_ALIKE else (NOTHING_ALIKE, 0.0)
+    """Return the factor that holds the share of the results, publications of a model weighted by POWER."""
+    most, power = (RAISED, POWER) if share < NOTHING_ALIKE else (NOTHING_ALIKE, 0.0)
     sizes: dict[tuple[str, str], int] = defaultdict(int)
     for row in rows:
         sizes[row.source, row.model] += 1
@@ -183,21 +181,21 @@ def _factor(rows: list[Result], share: float) -> float:
     return math.exp(abs(row.error))
 
 
-def coverage() -> Iterator[tuple[str, int, float, float]]:
-    """Yield each group's name, rows, share inside and median error, with each source left out of its own range."""
+def coverage() -> Iterator[tuple[str, int, int, float, float]]:
+    """Yield each group's name, rows, sources, share inside and median error, each source left out of its own range."""
     results = load_results()
-    groups: dict[Group, list[tuple[bool, float]]] = defaultdict(list)
+    groups: dict[Group, list[tuple[bool, float, str]]] = defaultdict(list)
     for source in {result.source for result in results}:
         factors = group_factors(result for result in results if result.source != source)
         for result in (result for result in results if result.source == source):
             factor = next(factors[group][0] for group in result.groups if group in factors)
-            inside = abs(result.error) <= math.log(factor)
-            groups[result.kind, result.generation, result.engine, ""].append((inside, abs(math.expm1(result.error))))
-            groups[result.kind, "", "", ""].append((inside, abs(math.expm1(result.error))))
+            row = (abs(result.error) <= math.log(factor), abs(math.expm1(result.error)), source)
+            groups[result.kind, result.generation, result.engine, ""].append(row)
+            groups[result.kind, "", "", ""].append(row)
     for (kind, generation, engine, _), rows in sorted(groups.items()):
-        errors = sorted(error for _, error in rows)
+        held, errors, sources = zip(*rows, strict=True)
         name = " ".join(filter(None, (kind, generation, engine))) if generation else f"{kind}, all"
-        yield name, len(rows), sum(inside for inside, _ in rows) / len(rows), errors[len(errors) // 2]
+        yield name, len(rows), len(set(sources)), sum(held) / len(rows), sorted(errors)[len(errors) // 2]
 
 
 def active_billions() -> tuple[float, float]:
@@ -299,9 +297,9 @@ def main() -> None:
         score_rows()
     if "--write" in sys.argv:
         write_ranges()
-    for name, rows, inside, median in coverage():
+    for name, rows, sources, inside, median in coverage():
         if rows >= ENOUGH:
-            print(f"{name:36} {rows:5} rows  {inside:4.0%} inside  median error {median:.0%}")
+            print(f"{name:36} {rows:4} rows of {sources:2}  {inside:4.0%} inside  median error {median:.0%}")
 
 
 if __name__ == "__main__":

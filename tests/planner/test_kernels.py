@@ -104,7 +104,7 @@ def test_another_engines_row_keeps_this_engines_host() -> None:
     sglang = next(row for row in kept if (row.engine, row.generation) == ("sglang", "hopper"))
     as_vllm = constants.convert_row(sglang, "vllm", ("hopper", "blackwell"))
     vllm = next(row for row in kept if (row.engine, row.generation) == ("vllm", "hopper"))
-    assert (as_vllm.prompt_us, as_vllm.request_ms) == (vllm.prompt_us, vllm.request_ms)
+    assert (as_vllm.prompt_us, as_vllm.step_us) == (vllm.prompt_us, vllm.step_us)
     assert as_vllm.attention_bw == sglang.attention_bw
     assert constants.convert_row(vllm, "vllm", ("hopper",)) is vllm
 

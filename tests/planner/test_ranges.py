@@ -71,6 +71,6 @@ def test_small_groups_take_a_wider_one() -> None:
 
 def test_all_sources_left_out_in_turn_cover_four_of_five(unseen: ModuleType) -> None:
     """Of each kind 75 to 95% of all results lie in a range that their own source had no part in."""
-    totals = {name: share for name, _, share, _ in unseen.coverage() if name.endswith(", all")}
+    totals = {name: share for name, _, _, share, _ in unseen.coverage() if name.endswith(", all")}
     assert len(totals) == len(RANGE_KINDS)
     assert all(0.75 <= share <= 0.95 for share in totals.values()), totals

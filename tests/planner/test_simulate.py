@@ -181,10 +181,30 @@ def test_a_rate_below_capacity_is_served_at_once() -> None:
     done = simulate(
         PLAIN, scheduler_rules(RECIPE, 10**6, PLAIN), SimulatedWorkload(input=1000, output=50, requests=200, rate=0.2)
     )
-    alone = PLAIN.request_s + PLAIN.prefill_s(1000)
+    alone = PLAIN.request_s + PLAIN.text_s + 1000 * PLAIN.token_s + PLAIN.prefill_s(1000)
 
     assert done.completed / done.duration_s == pytest.approx(0.2, rel=0.2)
     assert done.ttft.quantile(0.5) == pytest.approx(alone, rel=0.1)
+
+
+def test_a_tokenizer_reads_one_prompt_after_another() -> None:
+    """Its time is that of the tokens, and prompts that come together wait for each other's, cached or not."""
+    slow = replace(PLAIN, token_s=1e-3, text_s=0.5)
+    work = SimulatedWorkload(input=1000, output=2, requests=4, concurrency=4, prefix_hit=1.0)
+    first, last = simulate(slow, scheduler_rules(RECIPE, 10**6, slow), work).ttft.least, 1.0 + 0.5
+
+    assert first == pytest.approx(last + PLAIN.request_s, abs=0.1)
+    assert simulate(slow, scheduler_rules(RECIPE, 10**6, slow), work).ttft.greatest == pytest.approx(first + 3, abs=0.2)
+
+
+def test_a_scheduler_that_seldom_looks_lets_requests_wait() -> None:
+    """SGLang with --scheduler-recv-interval 30 takes in requests every 30 decode steps: 15 steps more in the mean."""
+    recipe = replace(RECIPE, engine="sglang")
+    seldom = replace(recipe, flags={"scheduler-recv-interval": 30})
+    work = SimulatedWorkload(input=100, output=500, requests=80, concurrency=4, lengths="near")
+    runs = [simulate(speed(each), scheduler_rules(each, 262_144, speed(each)), work) for each in (recipe, seldom)]
+
+    assert runs[1].ttft.mean - runs[0].ttft.mean == pytest.approx(15 * runs[0].tpot.mean, rel=0.3)
 
 
 def test_prefixes_in_the_cache_shorten_the_wait() -> None:

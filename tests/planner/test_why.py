@@ -23,7 +23,6 @@ def computed(formula: str) -> float:
     text = re.sub(r"\b(ms|MB|GB/s|GFLOP|TFLOP/s)\b|(?<=\d) (?=[A-Z])", "", text)
     text = re.sub(r"[A-Za-z/]*FLOP/?s?|MB|GB/s|ms", "", text)
     text = text.replace("×", "*").replace("²", "**2").replace("√", "sqrt")
-    text = text.replace("⁴", "**4").replace("^¼", "**0.25")
     assert re.fullmatch(r"[\d.\s+\-*/()sqrt]+", text), text
     return float(eval(text, {"__builtins__": {}, "sqrt": math.sqrt}))  # noqa: S307 - only digits, operators and sqrt
 

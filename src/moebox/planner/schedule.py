@@ -56,6 +56,7 @@ class SchedulerRules:
     prompts_first: bool  # SGLang: steps that only read prompts, before any decoding
     reserves_output: bool  # SGLang: admission counts part of the outputs to come
     schedules_ahead: bool = False  # a step is prepared while the previous one runs: new arrivals wait for the next
+    poll_steps: int = 0  # decode steps between two looks for new arrivals; 0: before each step
     sequence_tokens: int = 0  # room, in tokens, that each sequence takes besides its context
     counted_tokens: int = 0  # the same with steps in flight, as `kv_tokens` counts each sequence
     shares_blocks: bool = False  # a prefix that several sequences have is kept once

@@ -109,8 +109,7 @@ def simulated_workloads(file: WorkloadFile) -> list[SimulatedWorkload]:
     refuse_if(warm is not None and not 0 <= warm <= 1, f"simulation.warm={warm or 0:g} is not a share between 0 and 1")
     runs = [replace(base, rate=rate, concurrency=0, requests=file.requests or OPEN_LOOP_REQUESTS) for rate in file.rate]
     for count in () if file.rate else file.concurrency or STREAMS:
-        given = file.requests_per_stream
-        usual = given * count if given else max(PER_STREAM * work.turns * count, MIN_REQUESTS)
+        usual = (file.requests_per_stream or 0) * count or max(PER_STREAM * work.turns * count, MIN_REQUESTS)
         runs.append(
             replace(
                 base,
@@ -198,7 +197,7 @@ class SimulationResult:
 
 def scheduler_rules(recipe: Recipe, kv_tokens: int, speed: Speed, memory: Memory | None = None) -> SchedulerRules:
     """Return how the recipe's engine schedules; `speed` knows the GPUs, on which its defaults depend."""
-    engine, step = load_engine(recipe.engine), speed.gpu_step
+    engine, step, polled = load_engine(recipe.engine), speed.gpu_step, recipe.flags.get("scheduler-recv-interval")
     in_turn = step is not None and step.overhead is not None  # versions that prepare a step after the previous one
     return SchedulerRules(
         kv_tokens=kv_tokens,
@@ -210,6 +209,7 @@ def scheduler_rules(recipe: Recipe, kv_tokens: int, speed: Speed, memory: Memory
         prompts_first=engine.prompts_first,
         reserves_output=engine.reserves_output,
         schedules_ahead=engine.schedules_ahead and not in_turn,
+        poll_steps=polled if isinstance(polled, int) else 0,
         shares_blocks=registry.engine_traits(recipe.engine).kv_tiers == "blocks",
     )
 
@@ -234,9 +234,8 @@ class _SimulatedRun:
         self.order = itertools.count()
         self.conversations: dict[int, tuple[int, int]] = {}  # request -> conversation and turn
         self.readers = [0.0] * workload.prefill_engines  # when each engine that only reads prompts is free
-        self.now = self.last_in = 0.0
+        self.now = self.last_in = self.step_began = 0.0  # step_began: when the last step did
         self.stalls: list[tuple[int, float]] = []  # since the last decode step: sequences that waited, and how long
-        self.step_began = 0.0  # when the last step began
         self.cold = workload.cold_s
         self.result = SimulationResult(workload=workload, kv_tokens=scheduler.rules.kv_tokens)
 
@@ -273,14 +272,15 @@ class _SimulatedRun:
             yield SimulatedRequest(id=number, input=prompt, output=output, arrival=at, cached_tokens=cached)
 
     def _send(self, request: SimulatedRequest, at: float) -> None:
-        """Send `request`; it reaches the engine after HTTP and the tokenizer."""
-        request.arrival = at
-        speed = self.scheduler.speed
-        enters = self.last_in = max(at + speed.request_s, self.last_in + speed.intake_s)
+        """Send `request`; it reaches the engine after HTTP and the tokenizer, when the engine looks for new ones."""
+        request.arrival, speed = at, self.scheduler.speed
         if self.workload.turns > 1:
             _, turn = self.conversations.setdefault(request.id, (request.id, 0))
             request.input += 0 if turn else self.workload.prefix
-        heapq.heappush(self.entering, (enters, next(self.order), request))
+        tokens_s = request.input * speed.token_s
+        self.last_in = max(at + speed.request_s + speed.text_s + tokens_s, self.last_in + max(speed.intake_s, tokens_s))
+        wait_s = self.scheduler.rules.poll_steps * self.scheduler.busy * (self.now - self.step_began)
+        heapq.heappush(self.entering, (self.last_in + request.id * GOLDEN % 1 * wait_s, next(self.order), request))
 
     def _read_elsewhere(self, request: SimulatedRequest, at: float) -> None:
         """Let an engine that only reads prompts read this one and hand its cache over."""

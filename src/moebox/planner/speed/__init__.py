@@ -58,6 +58,8 @@ class Speed:
     steps_away: int = 0  # from the nearest measured engine and generation
     request_s: float = 0.01  # HTTP, tokenizer and scheduling of a request before its first step
     intake_s: float = 0.001  # between two requests that arrive together
+    text_s: float = 0.0  # more for a prompt that is text, and
+    token_s: float = 0.0  # of the tokenizer for each of its tokens
     token_bytes: float = 0.0  # of cache for one token
     # Of the fitted speed, by measured reports in the support matrix, from that many streams on.
     known_shares: dict[int, float] = field(default_factory=dict)
@@ -85,7 +87,7 @@ class Speed:
     def from_published_rows(cls, deployment: Deployment) -> "Speed":
         """Return the speed model from constants fitted to published rows, ignoring calibrations of the box."""
         box, model, checkpoint, recipe = deployment.facts
-        unified = tables.unified_memory()
+        unified, fitted = tables.unified_memory(), catalogue.load_table("efficiency")
         unknown = [f"{gpu.title} is unknown" for gpu in deployment.gpu_kinds if gpu.name not in catalogue.gpus()][:1]
         unknown += ["the architecture is unknown"] if model.assumed else []
         unknown_spread = UNKNOWN_SPREAD * math.sqrt(len(unknown))
@@ -97,7 +99,7 @@ class Speed:
         if gpu is None:
             raise BadInput(f"{recipe.engine} needs a GPU, and there is none", hint="--box names the box it is for")
         if gpu.unified:
-            gpu = replace(gpu, bandwidth=round(gpu.bandwidth * unified.rate))
+            gpu = replace(gpu, bandwidth=round(gpu.bandwidth * unified.engine_rate))
         engine, version, generation = recipe.engine, recipe.engine_version, gpu.generation
         row, away = tables.find_efficiency(engine, recipe.runtime.preset, generation)
         kernel = tables.find_expert_kernel(checkpoint.quant, generation, engine, model.architecture, version)
@@ -133,8 +135,10 @@ class Speed:
         return cls(
             gpu_step=gpu_step,
             chunk_tokens=load_engine(engine).step_tokens(recipe, gpu),
-            request_s=row.request_ms * 1e-3,
-            intake_s=catalogue.load_table("efficiency")["intake"].get(engine, 1.0) * 1e-3,
+            request_s=fitted["request"].get(engine, 10.0) * 1e-3,
+            intake_s=fitted["intake"].get(engine, 1.0) * 1e-3,
+            text_s=fitted["intake"]["text_ms"] * 1e-3,
+            token_s=fitted["intake"]["token_us"] * gpu_step.host_factor * 1e-6,
             token_bytes=kv.token_bytes(model, recipe),
             decode_spread=row.decode_spread * wider,
             prefill_spread=row.prefill_spread * wider,

@@ -42,7 +42,6 @@ class Efficiency:
     eager_us: float  # host time to launch one layer without graphs
     prompt_us: float = 0.0  # host time to launch one layer of a prompt that is longer than captured graphs
     step_us: float  # scheduler, sampling and output once per step, on the reference CPU
-    request_ms: float = 10.0  # HTTP, tokenizer and scheduling before a prompt's first step, and its first event back
     dense_bw: float  # of memory bandwidth, reading attention, shared and dense weights
     experts: float  # multiplies the expert kernel's own share of bandwidth
     gemm: float  # of the bf16 rate, dense matrix products of a prompt
@@ -71,7 +70,6 @@ class Overhead:
     before: str
     generation: str = ""  # "": all
     latent: float = 0.0  # kernels of a layer with latent attention
-    step_us: float = 0.0
     sequence_us: float = 0.0  # per sequence of the step
     source: str = ""
 
@@ -122,6 +120,7 @@ class UnifiedMemory:
     """Memory that CPU and GPU share."""
 
     rate: float  # share of the datasheet's bandwidth that a kernel reads
+    engine_rate: float  # the same for GPU-only engines, before their own shares
     spread: float  # of ln(published / model) on such memory: GPU-only engines
     spread_sharing: float  # engines that can keep experts in RAM
     source: str = ""
@@ -243,7 +242,6 @@ def convert_row(row: Efficiency, engine: EngineName, near: tuple[str, ...]) -> E
         eager_us=here.eager_us,
         prompt_us=here.prompt_us,
         step_us=here.step_us,
-        request_ms=here.request_ms,
         link=here.link,
     )
 

@@ -69,14 +69,14 @@ def _gpu_formulas(step: GpuStep, batch: int, context: int) -> Formulas:
     }
     kernels = f"; backend {', '.join(backends)}" if backends else ""
     attention_source = "; ".join(f"{name}: {backend.source}" for name, backend in backends.items()) or c.source
-    shared = f"; its memory at {unified_memory().rate} of the datasheet's rate" if gpu.unified else ""
+    shared = f"; its memory at {unified_memory().engine_rate:.2f} of the datasheet's rate" if gpu.unified else ""
     shared_source = f"; shared memory: {unified_memory().source}" if gpu.unified else ""
     host, host_source = (
         f"{c.step_us / 1e3:.4f} ms × {step.host_factor:.4f}; scheduling and sampling, for this CPU",
         c.source,
     )
-    if step.overhead and (step.overhead.step_us or step.overhead.sequence_us):
-        added = f"{step.overhead.step_us / 1e3:.4f} ms + {here:g} × {step.overhead.sequence_us / 1e3:.4f} ms"
+    if step.overhead and step.overhead.sequence_us:
+        added = f"{here:g} × {step.overhead.sequence_us / 1e3:.4f} ms"
         host = (
             f"({c.step_us / 1e3:.4f} ms + {added}) × {step.host_factor:.4f}; scheduling and sampling, for this CPU, "
             f"before {step.overhead.before}"
@@ -114,10 +114,7 @@ def _gpu_formulas(step: GpuStep, batch: int, context: int) -> Formulas:
             step.fabric.wire.source,
         ),
         "waiting for stages": (f"{step.stage_loss(batch):.0%} of the above, {rank.pp} stages", "assumed"),
-        "waiting for launches": (
-            f"(({launches})⁴ + ({device:.6f} ms)⁴)^¼ - {device:.6f} ms; the host launches each kernel, no graphs",
-            c.source,
-        ),
+        "waiting for launches": (f"{launches} - {device:.6f} ms; the host launches each kernel, no graphs", c.source),
     }
     if model.moe:
         routed, share = tokens * rank.dp, min(kernel.bandwidth * c.experts, 1)

@@ -71,8 +71,9 @@ class GpuStep:
         }
         if stage_loss:  # micro-batches that decode wait for each other; a prompt's tokens are one of their own
             parts["waiting for stages"] = sum(parts.values()) * stage_loss * queries / tokens
-        # Outside graphs the host launches kernels one by one while the GPU works: the longer of the two counts. If they
-        # are about even, some layers wait for one and some for the other, a fifth more together.
+        # Outside graphs the host launches kernels one by one while the GPU works: the longer of the two counts. Nothing
+        # is launched when a prompt's step begins: if they are about even, layers wait for one or the other, a fifth
+        # more together. Steps that decode are launched during the ones before.
         launch_us = self.constants.prompt_us if fresh > 0 and tokens > self.captured_tokens else 0.0
         if not self.graphs:
             launch_us = max(launch_us, self.constants.eager_us)
@@ -80,8 +81,8 @@ class GpuStep:
         if launching:
             device = sum(parts.values())
             longer = max(launching, device)
-            overlapped = float(longer * (1 + (min(launching, device) / longer) ** 4) ** 0.25)
-            parts["waiting for launches"] = overlapped - device
+            alternating = float((1 + (min(launching, device) / longer) ** 4) ** 0.25) if fresh else 1.0
+            parts["waiting for launches"] = longer * alternating - device
         return {name: seconds for name, seconds in parts.items() if seconds}
 
     def stage_loss(self, batch: float) -> float:
@@ -91,10 +92,8 @@ class GpuStep:
 
     def host_seconds(self, batch: float) -> float:
         """Scheduling, sampling and output, once per step and for each sequence."""
-        micro = self.constants.step_us
-        if self.overhead:
-            micro += self.overhead.step_us + self.overhead.sequence_us * batch
-        return micro * self.host_factor * 1e-6
+        sequence_us = self.overhead.sequence_us if self.overhead else 0.0
+        return (self.constants.step_us + sequence_us * batch) * self.host_factor * 1e-6
 
     @property
     def kernel_layers(self) -> float:
