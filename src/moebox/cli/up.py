@@ -79,7 +79,7 @@ def up(
         deployment = deployment.with_recipe(deployment.recipe.with_port(port))
     refuse_if(not slurm and chosen.slurm != SlurmJob(), "slurm.partition, account and time_limit need --slurm")
     refuse_if(not where.is_given and chosen.nodes != NodePrograms(), "nodes.python needs --hosts or --slurm")
-    where.check_recipe(deployment.recipe)
+    where.check_node_count(deployment.recipe.name, deployment.recipe.parallel.nodes)
     misfit = None if force else recipes.find_recipe_misfit(deployment)
     problems = known_problems(deployment)
     if dry_run:
