@@ -32,14 +32,13 @@ FORBIDDEN = (
 ALLOWED = {
     # (file or *, word): reason
     ("*", "rungs"): "key of verify's stored results",
-    ("*", "slips"): "key of a check's stored failures",
-    ("*", "habits"): "key of a check's known quirks in stored results",
+    ("*", "slips"): "key of a check's failures in `verify --json`, which other programs read",
     ("core/event.py", "rung"): "name of a journal event that old runs have",
     ("core/engine_event.py", "mended"): "key in journals of old runs",
     ("core/engine_event.py", "heard"): "key in journals of old runs",
     ("serve/node_checks.py", "heard"): "the same key, sent by a node",
     ("runs/reader.py", "caution"): "key in results of old runs",
-    ("flows/run.py", "habit"): "key in pipeline.json of old runs",
+    ("runs/reader.py", "habits"): "key in results of old runs",
     ("tasks/result.py", "said"): "key of a stored task result",
     ("tasks/agent.py", "said"): "the same key",
     ("engines/vllm/traits.py", "wake"): "a route of vLLM",

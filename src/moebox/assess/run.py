@@ -97,7 +97,7 @@ def correctness_cell(record: RunRecord) -> AssessmentCell:
     named = {"failed": failed, "warnings": warned, "known quirks of the engine": record.warned_names(known=True)}
     parts = [record.check_count_text]
     parts += [f"{title}: {', '.join(names)}" for title, names in named.items() if names]
-    quirks = [f"{check.name}: known quirk of {quirk}" for check in record.failed_checks for quirk in check.habits]
+    quirks = [f"{check.name}: known quirk of {quirk}" for check in record.failed_checks for quirk in check.quirks]
     is_partial = record.verdict_is_partial or unfinished or bool(record.tasks and record.tasks.unfinished_jobs)
     tone: Tone = "bad" if failed else "warn" if warned or is_partial or record.interrupted_step else "good"
     detail = "; ".join(filter(None, (*quirks, jobs)))
@@ -152,7 +152,7 @@ def run_warnings(record: RunRecord) -> Iterator[str]:
         yield f"{worst.what} at {worst.load} is furthest off: {worst.distance_text}"
     for check in record.checks:
         if check.verdict == "warn":
-            yield from (f"{check.name}: known quirk of {quirk}" for quirk in check.habits)
+            yield from (f"{check.name}: known quirk of {quirk}" for quirk in check.quirks)
 
 
 FAR_BELOW = 0.75  # of the range's lower edge: a rate below it has a cause that has to be found before clients connect
@@ -182,7 +182,7 @@ def next_cell(record: RunRecord, *, serving: bool = False) -> AssessmentCell:
     if record.unfinished_checks is not None:
         return command_cell(f"moebox verify --run {run}", "it was interrupted in its checks; with its engine up")
     path = shlex.quote(str(record.path / "recipe.toml"))
-    if failed := [check for check in record.failed_checks if not check.habits]:
+    if failed := [check for check in record.failed_checks if not check.quirks]:
         return command_cell(f"moebox verify {path}{_only_flag(record, failed)}", "with the engine up", link="checks")
     if failures := failed_requests_text(record):
         return command_cell(f"moebox doctor logs {shlex.quote(str(record.path))}", failures, link="performance")
@@ -219,7 +219,7 @@ def failed_requests_text(record: RunRecord) -> str:
 def quirk_workaround(record: RunRecord) -> str:
     """What clients can do about the quirk that a failed check shows; "" if there is none."""
     advice = {quirk.text: quirk.client for quirk in all_quirks()}
-    texts = [text for check in record.failed_checks for text in check.habits]
+    texts = [text for check in record.failed_checks for text in check.quirks]
     return next((advice.get(text, text) for text in texts), "")
 
 

@@ -179,7 +179,7 @@ class _Trial(SideListener):
         side = ProvenSide(
             marks=marks,
             reasons={check.name: check.reason for check in rungs if marks[check.name] != "pass"},
-            quirks=tuple(sorted({quirk for check in rungs for quirk in check.habits})),
+            quirks=tuple(sorted({quirk for check in rungs for quirk in check.quirks})),
         )
         if judges.soak and "fail" not in (marks.get("alive"), marks.get("plain")):
             self.notify(f"{plural(effort.soak_requests, 'request')}, {effort.soak_concurrency} at once")
