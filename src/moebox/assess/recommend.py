@@ -22,7 +22,7 @@ from moebox.assess.format import (
     join_names,
     unique_names,
 )
-from moebox.assess.naming import find_model
+from moebox.core.catalogue import get_model
 from moebox.core.recipe import Recipe
 from moebox.errors import MoeboxError
 from moebox.runs.record import LoadResult, RunRecord
@@ -238,7 +238,7 @@ def unused_memory_text(record: RunRecord) -> str:
 
 def bytes_per_token(recipe: Recipe | None) -> float | None:
     """Bytes of one cached token on each GPU, or None if model or cache type is unknown."""
-    model = find_model(recipe.model) if recipe else None
+    model = get_model(recipe.model) if recipe else None
     if not recipe or not model:
         return None
     try:

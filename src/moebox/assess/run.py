@@ -15,8 +15,9 @@ from dataclasses import replace
 from moebox.assess.assessment import Assessment, AssessmentCell, Tone
 from moebox.assess.figures import PlannedFigure, compare_load, count_ranges, find_forecast, planned_figures
 from moebox.assess.format import capitalize, count_phrase, format_ms, format_number, group_by
-from moebox.assess.naming import engine_title, find_model, parallelism_title, placement_title, quant_title
+from moebox.assess.naming import engine_title, parallelism_title, placement_title, quant_title
 from moebox.assess.recommend import SUSPECTS, loads_text, recommend, repeat_conditions
+from moebox.core.catalogue import get_model
 from moebox.core.quirks import all_quirks
 from moebox.core.verdict import CheckVerdict
 from moebox.runs.record import RunFailure, RunRecord
@@ -245,7 +246,7 @@ def slowest_figure(record: RunRecord) -> PlannedFigure | None:
 def usable_client(record: RunRecord) -> tuple[str, str]:
     """A client that works on the run's endpoint, and why it is not Claude Code."""
     recipe = record.recipe
-    model = find_model(recipe.model) if recipe else None
+    model = get_model(recipe.model) if recipe else None
     longest = model.context if model else 0
     context = (recipe.context if recipe else 0) or longest
     missing = [name for name in CLAUDE_CHECKS if name in record.check_names("skip")]

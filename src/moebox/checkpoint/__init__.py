@@ -3,6 +3,7 @@
 Only headers of weights are read.
 """
 
+import contextlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from moebox.core.box import Box
 from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Recipe
-from moebox.errors import BadInput, UnknownName, Unsupported, refuse_if, suggest_path
+from moebox.errors import BadInput, Unsupported, refuse_if, suggest_path
 
 FORMATS_SEEN = "formats seen on the Hub"  # a plan adds to this note which one it uses
 
@@ -45,17 +46,12 @@ def look_up_model(name: str) -> ResolvedModel:
         notes = (f"the folder {name} contains no model, so the catalogue's {name} is used; ./{name} means the folder",)
     elif is_weights_path(name):
         raise BadInput(f"{name}: no such file or folder", hint=suggest_path(name) or "a folder or a .gguf file")
-    try:
-        model = catalogue.find_model(name)
-    except UnknownName:
-        if "/" not in name:
-            raise
+    if "/" in name and catalogue.get_model(name) is None:
         from moebox.checkpoint.remote import look_up_repository
 
-        found = look_up_repository(name)
-        if found is None:
-            raise
-        return found
+        if found := look_up_repository(name):
+            return found
+    model = catalogue.find_model(name)
     return ResolvedModel(model=model, checkpoints=catalogue.published_checkpoints(model.name), notes=notes)
 
 
@@ -94,36 +90,32 @@ def deploy(recipe: Recipe, box: Box | None = None) -> Deployment:
     """
     exists = _path_exists(recipe.checkpoint)
     model, checkpoint = (None, None) if exists and is_weights_path(recipe.checkpoint) else _find_published(recipe)
-    if not exists or model is not None:
-        return Deployment.from_parts(recipe, model, checkpoint, box)
-    validation.validate_recipe(recipe)  # before a file that it names is opened
-    try:
-        found = read_weights(recipe.checkpoint)
-    except Unsupported:
-        found = None
-    if found is None:
-        return Deployment.from_parts(recipe, None, None, box)
-    checkpoint = replace(found.checkpoints[0], path=recipe.checkpoint)
-    return Deployment.from_parts(recipe, found.model, checkpoint, box, notes=found.notes)
+    notes: tuple[str, ...] = ()
+    if exists and model is None:
+        validation.validate_recipe(recipe)  # before a file that it names is opened
+        with contextlib.suppress(Unsupported):
+            if found := read_weights(recipe.checkpoint):
+                model, notes = found.model, found.notes
+                checkpoint = replace(found.checkpoints[0], path=recipe.checkpoint)
+    return Deployment.from_parts(recipe, model, checkpoint, box, notes=notes)
 
 
 def _find_published(recipe: Recipe) -> tuple[Model | None, Checkpoint | None]:
-    """Find model and checkpoint in the catalogue, by name, alias or repository in any case."""
-    name = recipe.checkpoint
-    try:
-        model = catalogue.find_model(recipe.model)
-    except UnknownName:
-        if kept := _find_read(recipe):  # quicker than all rows of the catalogue
-            return kept
-        for model in catalogue.models().values():
-            checkpoints = catalogue.published_checkpoints(model.name)
-            if any(each.repo and name.lower().partition(":")[0] == each.repo.lower() for each in checkpoints):
-                return model, _find_checkpoint(name, checkpoints)
-        return None, None
-    checkpoints = _readable_first(recipe, catalogue.published_checkpoints(model.name))
+    """Find model and checkpoint in the catalogue by name, alias or repository, or among those read from the Hub."""
+    name, model = recipe.checkpoint, catalogue.get_model(recipe.model)
+    checkpoints = _readable_first(recipe.engine, catalogue.published_checkpoints(model.name)) if model else ()
     found = _find_checkpoint(name, checkpoints)
-    if found is None and (kept := _find_read(recipe)):
-        return kept
+    if found is None and "/" in name and not is_weights_path(name):  # quicker than all rows of the catalogue
+        from moebox.checkpoint.remote import find_kept_checkpoint
+
+        if kept := find_kept_checkpoint(name, str(recipe.flags.get("revision", ""))):
+            return kept
+    if model is None:
+        for each in catalogue.models().values():
+            checkpoints = catalogue.published_checkpoints(each.name)
+            if any(row.repo and name.lower().partition(":")[0] == row.repo.lower() for row in checkpoints):
+                return each, _find_checkpoint(name, checkpoints)
+        return None, None
     if found or not is_weights_path(name):
         return model, found
     # A path on another machine: the checkpoint whose quantisation the path names, for a folder else the native one.
@@ -133,15 +125,6 @@ def _find_published(recipe: Recipe) -> tuple[Model | None, Checkpoint | None]:
     native = [each for each in alike if each.native and not is_gguf]
     found = next(iter([*named, *native]), None)
     return model, replace(found, path=name) if found else None
-
-
-def _find_read(recipe: Recipe) -> tuple[Model, Checkpoint] | None:
-    """Find a checkpoint that was read from the Hub."""
-    if "/" not in recipe.checkpoint or is_weights_path(recipe.checkpoint):
-        return None
-    from moebox.checkpoint.remote import find_kept_checkpoint
-
-    return find_kept_checkpoint(recipe.checkpoint, str(recipe.flags.get("revision", "")))
 
 
 def _find_checkpoint(name: str, checkpoints: tuple[Checkpoint, ...]) -> Checkpoint | None:
@@ -154,11 +137,11 @@ def _find_checkpoint(name: str, checkpoints: tuple[Checkpoint, ...]) -> Checkpoi
 
 def planned_checkpoint(recipe: Recipe, checkpoints: tuple[Checkpoint, ...]) -> Checkpoint:
     """The checkpoint of `checkpoints` that a recipe planned from them names."""
-    named = recipe.checkpoint
-    return next(each for each in _readable_first(recipe, checkpoints) if named in (each.name, each.repo, each.path))
+    readable = _readable_first(recipe.engine, checkpoints)
+    return next(each for each in readable if recipe.checkpoint in (each.name, each.repo, each.path))
 
 
-def _readable_first(recipe: Recipe, checkpoints: tuple[Checkpoint, ...]) -> tuple[Checkpoint, ...]:
+def _readable_first(engine: str, checkpoints: tuple[Checkpoint, ...]) -> tuple[Checkpoint, ...]:
     """Put the engine's own format first: checkpoints of both formats may share a name (gpt-oss mxfp4)."""
-    formats = registry.engine_traits(recipe.engine).formats
+    formats = registry.engine_traits(engine).formats
     return tuple(sorted(checkpoints, key=lambda checkpoint: checkpoint.format not in formats))

@@ -66,7 +66,7 @@ def up(
     """
     from moebox.core.engine_event import PlanReality, RemedyApplied
     from moebox.flows import recipes
-    from moebox.serve import reality
+    from moebox.serve import facts
     from moebox.serve.faults import LaunchFailed
     from moebox.serve.order import require_engine
     from moebox.store import Run
@@ -108,7 +108,7 @@ def up(
         stderr_console().print(f"{problem.message}\ntrying the remedy: {changes_text(change)}", markup=False)
         session = start_engine(deployment.with_recipe(changed), run, chosen.patience_s, where)
     try:
-        rows = reality.compare_with_plan(session.facts, reality.planned_memory(session.prepared.deployment))
+        rows = facts.compare_with_plan(session.facts, facts.planned_memory(session.prepared.deployment))
         run.add_event(PlanReality(rows=tuple(rows)))
         print_result(json, ready_document(session, rows), lambda: print_ready(session, rows, detached=detach))
         if detach:

@@ -20,8 +20,8 @@ from moebox.core.setting import apply_settings, split_setting
 from moebox.data import FOLDER
 from moebox.detect import declared
 from moebox.errors import BadInput, UnknownName, suggest_names, suggest_path
-from moebox.flows.settings import make_draft
 from moebox.phantom import gguf_path
+from moebox.planner.candidates import recipe_draft
 from moebox.planner.fit import Misfit, find_misfit
 from moebox.store import calibrations
 from moebox.units import format_count
@@ -87,7 +87,7 @@ def change_deployment(deployment: Deployment, settings: Sequence[str]) -> Deploy
         path, value = split_setting(text)
         recipe = deployment.recipe
         if path == "speculate":
-            recipe = replace(recipe, speculate=make_draft(deployment, value))
+            recipe = replace(recipe, speculate=recipe_draft(deployment, value))
         else:
             recipe = apply_settings(recipe, [text])
         deployment = deployment.with_recipe(recipe)
