@@ -12,8 +12,7 @@ from moebox.cli.display import TimeEstimate
 from moebox.cli.flags import AsJson, Settings, Switch
 from moebox.cli.output import print_lines, print_result, stderr_console, stdout_console
 from moebox.cli.ps import restore_interrupted
-from moebox.core.change import with_settings
-from moebox.core.setting import split_settings
+from moebox.core.setting import split_settings, with_settings
 from moebox.core.symptom import Finding, changes_text
 from moebox.core.traits import LAST_PORT
 from moebox.engines.events import LogEvent

@@ -8,8 +8,8 @@ from typing import Any
 from moebox import codec, engines
 from moebox.checkpoint import deploy
 from moebox.core import registry, validation
-from moebox.core.change import get_setting, with_settings
 from moebox.core.recipe import Recipe
+from moebox.core.setting import get_setting, with_settings
 from moebox.errors import BadInput, refuse_if, suggest_names
 from moebox.planner import candidates
 from moebox.planner.constraints import DRAFT_METHODS

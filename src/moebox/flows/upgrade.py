@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from moebox import engines
 from moebox.checkpoint import deploy
 from moebox.core.box import Box
-from moebox.core.change import get_setting
 from moebox.core.endpoint import Endpoint
 from moebox.core.engine_source import EngineSource, parse_source
 from moebox.core.recipe import Recipe
-from moebox.core.setting import apply_settings
+from moebox.core.setting import apply_settings, get_setting
 from moebox.core.upgrade_result import UPGRADE_FILE, Outcome, ProvenSide, UpgradeResult, speed_text
 from moebox.core.verdict import CheckResults, Mark
 from moebox.detect.conditions import ConditionsWatch
