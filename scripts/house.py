@@ -7,11 +7,16 @@ python scripts/house.py planner --list      # and the places behind each figure
 
 import argparse
 import ast
+import contextlib
+import io
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
+from types import FrameType
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "src" / "moebox"
@@ -32,14 +37,13 @@ FORBIDDEN = (
 ALLOWED = {
     # (file or *, word): reason
     ("*", "rungs"): "key of verify's stored results",
-    ("*", "slips"): "key of a check's stored failures",
-    ("*", "habits"): "key of a check's known quirks in stored results",
+    ("*", "slips"): "key of a check's failures in `verify --json`, which other programs read",
     ("core/event.py", "rung"): "name of a journal event that old runs have",
     ("core/engine_event.py", "mended"): "key in journals of old runs",
     ("core/engine_event.py", "heard"): "key in journals of old runs",
     ("serve/node_checks.py", "heard"): "the same key, sent by a node",
     ("runs/reader.py", "caution"): "key in results of old runs",
-    ("flows/run.py", "habit"): "key in pipeline.json of old runs",
+    ("runs/reader.py", "habits"): "key in results of old runs",
     ("tasks/result.py", "said"): "key of a stored task result",
     ("tasks/agent.py", "said"): "the same key",
     ("engines/vllm/traits.py", "wake"): "a route of vLLM",
@@ -163,6 +167,30 @@ def measure(package: str = "") -> Figures:
     return found
 
 
+def count_hops(recipe: str = "kimi-k26-vllm") -> tuple[int, int]:
+    """Count the modules that get the recipe or its deployment in `moebox up --dry-run`, and the moves between them."""
+    from moebox.cli.up import up
+    from moebox.core.deployment import Deployment
+    from moebox.core.recipe import Recipe
+
+    modules: list[str] = []
+
+    def watch(frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        if event == "call" and "/moebox/" in code.co_filename:
+            names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+            if any(isinstance(frame.f_locals.get(name), Recipe | Deployment) for name in names):
+                modules.append(code.co_filename)
+
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        sys.setprofile(watch)
+        try:
+            up(recipe, dry_run=True, force=True)
+        finally:
+            sys.setprofile(None)
+    return len(set(modules)), sum(before != after for before, after in pairwise(modules))
+
+
 def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -181,6 +209,7 @@ def main() -> None:
     print(f"forbidden words: {len(figures.forbidden)}; dict[str, Any]: {figures.untyped}")
     print(f"files over 400 lines: {len(figures.long_files)}; under 30: {len(figures.tiny_files)}")
     repeated = sorted(name for name, count in figures.classes.items() if count > 1)
+    print("a recipe through `moebox up --dry-run`: {} modules, {} moves between them".format(*count_hops()))
     print(f"class names used more than once: {', '.join(repeated)}")
     if chosen.list:
         for title in ("long_files", "tiny_files", "participles", "used_once", "one_word", "forbidden"):

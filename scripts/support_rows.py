@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from moebox import codec
-from moebox.core.change import with_settings
 from moebox.core.recipe import Recipe, Speculate
+from moebox.core.setting import with_settings
 from moebox.core.support_matrix import SupportRow, in_versions, layout_holds
 from moebox.data import FOLDER
 from moebox.errors import BadInput

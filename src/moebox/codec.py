@@ -12,6 +12,7 @@ import stat
 import tomllib
 import types
 import typing
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -50,7 +51,8 @@ def shared_fields(source: Any, kind: Any) -> Any:
 
 def decode(kind: type[T], value: Any, *, where: str) -> T:
     """Convert plain dicts and lists to a `kind`. Raise BadInput naming the field that does not fit."""
-    refuse_unknown(kind, value, where)
+    for path, key, known in _unknown_keys(kind, value):
+        raise BadInput(f"{where}: unknown setting {path!r}", hint=suggest_names(key, known))
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as problem:
@@ -176,28 +178,25 @@ def to_json(value: Any, *, indent: int | None = 2) -> str:
         return json.dumps(built, indent=indent, ensure_ascii=False)
 
 
-def refuse_unknown(kind: Any, value: Any, where: str, at: str = "") -> None:
-    """Raise BadInput for the first key of `value` that the dataclass `kind` does not have; `at` is its path so far."""
+def _unknown_keys(kind: Any, value: Any, at: str = "") -> Iterator[tuple[str, str, Iterable[str]]]:
+    """Yield each key of `value` that the dataclass `kind` does not have with its path, and the known ones."""
     origin, args, has_fields = typing.get_origin(kind), typing.get_args(kind), dataclasses.is_dataclass(kind)
     if origin in (typing.Union, types.UnionType):
         choices = [choice for choice in args if dataclasses.is_dataclass(choice)]
         if len(choices) == 1:  # with several it is not known which one is meant
-            refuse_unknown(choices[0], value, where, at)
+            yield from _unknown_keys(choices[0], value, at)
     elif isinstance(value, list):
         for index, inner in enumerate(value if origin in (tuple, list) else ()):
-            refuse_unknown(args[0], inner, where, f"{at}[{index}]")
+            yield from _unknown_keys(args[0], inner, f"{at}[{index}]")
     elif isinstance(value, dict) and has_fields:
         known, nested = _field_types(kind)
         prefix = f"{at}." if at else ""
-        for key in value:
-            if key not in known:
-                raise BadInput(f"{where}: unknown setting {f'{prefix}{key}'!r}", hint=suggest_names(str(key), known))
+        yield from ((f"{prefix}{key}", str(key), known) for key in value if key not in known)
         for key in nested:
-            if key in value:
-                refuse_unknown(known[key], value[key], where, f"{prefix}{key}")
+            yield from _unknown_keys(known[key], value.get(key), f"{prefix}{key}")
     elif isinstance(value, dict) and origin is dict:
         for key, inner in value.items():
-            refuse_unknown(args[1], inner, where, f"{at}.{key}")
+            yield from _unknown_keys(args[1], inner, f"{at}.{key}")
 
 
 @functools.cache

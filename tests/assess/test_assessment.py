@@ -328,7 +328,7 @@ def test_known_quirks_are_named_and_not_yellow(tmp_path: Path):
     quirk = match_quirk("llama.cpp", "tools", "choice none", reason)
     assert quirk
     probes = [{"name": "choice none", "verdict": "warn", "reason": reason}]
-    check = {"name": "tools", "verdict": "warn", "reason": reason, "habits": [quirk.text], "probes": probes}
+    check = {"name": "tools", "verdict": "warn", "reason": reason, "quirks": [quirk.text], "probes": probes}
     run.write_json("verdicts/03-tools.json", check)
     record = read_run(run)
 

@@ -58,7 +58,7 @@ def checks(draw: st.DrawFn) -> CheckVerdict:
     verdict = draw(st.sampled_from(("pass", "pass", "pass", "warn", "fail", "skip")))
     quirk = draw(st.sampled_from((None, *all_quirks()))) if verdict in ("warn", "fail") else None
     name = draw(st.sampled_from(("plain", "tools", "anthropic", "limits", "streaming")))
-    return CheckVerdict(name=name, verdict=verdict, habits=(quirk.text,) if quirk else ())
+    return CheckVerdict(name=name, verdict=verdict, quirks=(quirk.text,) if quirk else ())
 
 
 @st.composite
@@ -170,8 +170,8 @@ def test_the_next_step_can_work_on_this_endpoint(record: RunRecord, serving: boo
             if (row.concurrency, row.workload) == (load.concurrency, load.workload)
         )
     is_over = not (record.live or record.interrupted_step or record.simulation or record.unfinished_checks)
-    quirks = [text for check in record.failed_checks for text in check.habits]
-    if is_over and record.recipe and not [check for check in record.failed_checks if not check.habits]:
+    quirks = [text for check in record.failed_checks for text in check.quirks]
+    if is_over and record.recipe and not [check for check in record.failed_checks if not check.quirks]:
         if failed:
             assert following.text.startswith("moebox doctor logs ")
         elif quirks:

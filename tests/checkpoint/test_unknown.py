@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moebox.checkpoint import look_up_model
-from moebox.checkpoint.config import model_from_config
-from moebox.checkpoint.quantized import checkpoint_from_config
+from moebox.checkpoint.config import checkpoint_from_config, model_from_config
 from moebox.core import catalogue
 from moebox.core.box import Box
 from moebox.core.plan import Plan

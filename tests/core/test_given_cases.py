@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from moebox.core.catalogue import find_model
-from moebox.core.change import with_settings
 from moebox.core.model import Checkpoint
 from moebox.core.recipe import Hybrid, Parallel, Recipe, Speculate
+from moebox.core.setting import with_settings
 from moebox.core.support import support_for
 from moebox.core.support_matrix import Setup, SupportRow, in_versions, support_rows
 from moebox.core.support_settings import BUILD_KEYS, FIELDS

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from moebox.core.change import with_settings
 from moebox.core.recipe import Recipe
+from moebox.core.setting import with_settings
 from moebox.core.support_matrix import SupportRow, support_rows
 from moebox.core.symptom import Symptom, choose_remedy, missing_changes, symptoms
 from moebox.doctor.logs import make_finding

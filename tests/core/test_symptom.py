@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from moebox.core.change import get_setting, with_settings
 from moebox.core.recipe import Recipe, Speculate
+from moebox.core.setting import get_setting, with_settings
 from moebox.core.symptom import Symptom, predicted_symptoms, symptoms, version_in_range
 from moebox.errors import BadInput
 

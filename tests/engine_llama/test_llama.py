@@ -87,7 +87,7 @@ def test_every_check_is_green_or_a_known_quirk(engine: EngineName, check_results
     assert not failures_without_quirk(check_results)
     assert check_results["engine"] == engine
     assert {check["name"] for check in checks if check["verdict"] == "skip"} <= UNTRIED
-    named = [text for check in checks for text in check["habits"]]
+    named = [text for check in checks for text in check["quirks"]]
     assert {quirk.text for quirk in engine_quirks(engine) if quirk.id in SURE[engine]} <= set(named)
 
 
@@ -97,7 +97,7 @@ UNTRIED = {"vision"}  # the phantom sees nothing
 def test_clients_are_warned_of_quirks(engine: EngineName, server: dict[str, Any]) -> None:
     """`connect` prints what a client should do about each."""
     document = moebox("connect", "openai", server["id"], "--json").good().document
-    assert document["habits"] == [f"{quirk.does}: {quirk.client}" for quirk in engine_quirks(engine)]
+    assert document["quirks"] == [f"{quirk.does}: {quirk.client}" for quirk in engine_quirks(engine)]
 
 
 def test_tool_calls_are_parsed(check_results: dict[str, Any]) -> None:

@@ -10,8 +10,8 @@ from moebox.checkpoint import deploy
 from moebox.core import presets
 from moebox.core.box import Box
 from moebox.core.catalogue import find_gpu, find_model
-from moebox.core.change import with_settings
 from moebox.core.recipe import EngineName, Recipe, Speculate
+from moebox.core.setting import with_settings
 from moebox.flows.recipes import load_recipe
 from tests.chain.parse_back import parse_command
 

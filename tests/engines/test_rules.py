@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from moebox import engines
 from moebox.checkpoint import deploy
-from moebox.core.change import with_settings
 from moebox.core.recipe import EngineName, Recipe
 from moebox.core.registry import engine_names
+from moebox.core.setting import with_settings
 from moebox.errors import BadInput
 from moebox.flows.recipes import load_recipe, shipped_recipes
 from tests.chain.parse_back import parse_command

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from moebox import engines
 from moebox.core import catalogue, support
-from moebox.core.change import with_settings
 from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint
 from moebox.core.recipe import Parallel, Recipe, Speculate
+from moebox.core.setting import with_settings
 from moebox.detect import load_box
 from moebox.engines.support import deployment_setups, deployment_support, support_warnings
 

@@ -95,7 +95,7 @@ def test_requests_that_an_engine_fails_now_and_then_are_reported(
     assert main(["run", "--recipe", str(story_recipe), *only("bench", "report", streams="1")]) == 0
     printed = capsys.readouterr().out
     assert "1 stream: llama.cpp ends a reply with an error" in printed
-    assert "failed by a known habit 1 of 4" in printed
+    assert "failed by a known quirk 1 of 4" in printed
     assert "1 request failed" in " ".join(printed.split()), "in the strip"
     assert "✓ fast" not in printed
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from moebox.checkpoint import deploy, model_from_file
+from moebox.checkpoint import deploy
+from moebox.checkpoint.disk import model_from_file
 from moebox.core import catalogue
 from moebox.core.box import Box, Cpu
 from moebox.core.deployment import Deployment

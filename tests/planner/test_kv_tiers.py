@@ -10,9 +10,9 @@ import pytest
 from moebox import api, codec, engines
 from moebox.checkpoint import deploy
 from moebox.cli import main
-from moebox.core.change import with_settings
 from moebox.core.deployment import Deployment
 from moebox.core.recipe import KvTiers, Recipe
+from moebox.core.setting import with_settings
 from moebox.core.workload_file import find_workload_file
 from moebox.detect.declared import parse_box
 from moebox.engines.kv_store import store_folder

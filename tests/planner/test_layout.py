@@ -7,8 +7,8 @@ import pytest
 
 from moebox.checkpoint import deploy
 from moebox.cli import main
-from moebox.core.change import with_settings
 from moebox.core.recipe import Parallel, Recipe
+from moebox.core.setting import with_settings
 from moebox.flows.recipes import load_recipe, shipped_recipes
 from moebox.sizing.layout import layout_problem
 

@@ -7,8 +7,8 @@ import pytest
 from moebox import codec
 from moebox.checkpoint import deploy
 from moebox.cli import main
-from moebox.core.change import with_settings
 from moebox.core.recipe import Recipe
+from moebox.core.setting import with_settings
 from moebox.engines import build_launch
 from moebox.render import render
 from moebox.render.pieces import DRAFT_MARK

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from moebox.core.change import with_settings
 from moebox.core.recipe import Recipe
+from moebox.core.setting import with_settings
 from moebox.flows.recipes import load_recipe, shipped_recipes
 from moebox.render import LAUNCH_FORMATS
 from tests.chain.parse_back import parse_command

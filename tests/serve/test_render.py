@@ -16,7 +16,7 @@ import yaml
 from moebox import phantom
 from moebox.checkpoint import deploy
 from moebox.cli import main
-from moebox.core.change import with_settings
+from moebox.core.setting import with_settings
 from moebox.engines import build_launch, flags
 from moebox.engines.engine import load_engine
 from moebox.engines.kv_store import store_folder

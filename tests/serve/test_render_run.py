@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from moebox import engines
 from moebox.checkpoint import deploy
-from moebox.core.change import with_settings
+from moebox.core.setting import with_settings
 from moebox.engines import flags
 from moebox.errors import BadInput
 from moebox.flows.recipes import load_recipe

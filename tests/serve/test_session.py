@@ -15,7 +15,7 @@ from moebox.engines.events import LogEvent
 from moebox.errors import BadInput, ExternalError
 from moebox.runs.reader import read_run
 from moebox.serve import state
-from moebox.serve.reality import compare_with_plan, planned_memory
+from moebox.serve.facts import compare_with_plan, planned_memory
 from moebox.serve.session import engine_session, launch_engine, prepare_launch
 from moebox.store import Run
 from tests.checkpoint import tiny

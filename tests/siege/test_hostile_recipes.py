@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from moebox import engines
 from moebox.checkpoint import deploy
-from moebox.core.change import with_settings
 from moebox.core.recipe import Recipe
+from moebox.core.setting import with_settings
 from moebox.engines.assemble import container_network
 from moebox.errors import BadInput
 from moebox.render import LAUNCH_FORMATS, LaunchFormat, render

@@ -1,5 +1,6 @@
 """Run folders of earlier versions, kept as they were written: every reader still opens them."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -55,6 +56,24 @@ def test_the_report_shows_it(run: Run) -> None:
     assert [phase[0] for phase in record.phases] == ["plan", "up", "verify", "bench", "report"]
     assert record.simulation
     assert "context 131072" in render_html(make_page([run]))
+
+
+def test_quirks_under_their_old_name(run: Run) -> None:
+    """0.1 called them habits: read from a check's own file, and from verify.json if there is none."""
+    file = run.path / "verdicts" / "00-alive.json"
+    kept = json.loads(file.read_text()) | {"habits": ["llama.cpp: shows tools"]}
+    file.write_text(json.dumps(kept))
+    record = read_run(run)
+    assert [check.quirks for check in record.checks] == [("llama.cpp: shows tools",)]
+    assert not [gap for gap in record.gaps if "habits" in gap]
+
+    results = json.loads((run.path / "verify.json").read_text())
+    results["rungs"][0]["habits"] = ["vLLM: another"]
+    run.write_json("verify.json", results)
+    file.unlink()
+    record = read_run(run)
+    assert record.checks[0].quirks == ("vLLM: another",)
+    assert not [gap for gap in record.gaps if "habits" in gap]
 
 
 def test_the_lists_show_it(run: Run) -> None:

@@ -6,21 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from moebox.core import catalogue
-from moebox.core.model import Checkpoint, Model
+from moebox.core.model import Checkpoint
 from moebox.core.recipe import Recipe
 from moebox.core.registry import engine_display_name
 from moebox.errors import MoeboxError
 from moebox.runs.record import RunRecord
 
 LABEL_PARTS = 3  # features in a label at most
-
-
-def find_model(name: str) -> Model | None:
-    """The catalogue's entry of a model, or None."""
-    try:
-        return catalogue.find_model(name)
-    except (MoeboxError, FileNotFoundError):
-        return None
 
 
 def find_checkpoint(recipe: Recipe) -> Checkpoint | None:
@@ -33,7 +25,7 @@ def find_checkpoint(recipe: Recipe) -> Checkpoint | None:
 
 def model_title(name: str) -> str:
     """The catalogue's title of a model, or its name."""
-    model = find_model(name)
+    model = catalogue.get_model(name)
     return model.title if model else name.rstrip("/").rpartition("/")[2]
 
 

@@ -22,7 +22,7 @@ from moebox.assess.format import (
     join_names,
     unique_names,
 )
-from moebox.assess.naming import find_model
+from moebox.core.catalogue import get_model
 from moebox.core.recipe import Recipe
 from moebox.errors import MoeboxError
 from moebox.runs.record import LoadResult, RunRecord
@@ -90,7 +90,7 @@ def load_name(load: LoadResult) -> str:
 
 def recommend_checks(record: RunRecord) -> Iterator[Recommendation]:
     """Failed checks come before any speed; a known quirk of the engine cannot be fixed here."""
-    failed = [check for check in record.failed_checks if not check.habits]
+    failed = [check for check in record.failed_checks if not check.quirks]
     if failed:
         reasons = "; ".join(f"{check.name}: {check.reason}" if check.reason else check.name for check in failed[:3])
         text = (
@@ -99,7 +99,7 @@ def recommend_checks(record: RunRecord) -> Iterator[Recommendation]:
         yield Recommendation(
             subject="checks", title="Fix the failing checks first", text=text, rule="Any failed check.", weight=0
         )
-    names = [check.name for check in record.all_checks if check.habits and check.verdict in ("warn", "fail")]
+    names = [check.name for check in record.all_checks if check.quirks and check.verdict in ("warn", "fail")]
     if names:
         title = "Prepare clients for this engine's quirks"
         text = f"The warnings of {join_names(names)} name each known quirk, and what a client can do."
@@ -238,7 +238,7 @@ def unused_memory_text(record: RunRecord) -> str:
 
 def bytes_per_token(recipe: Recipe | None) -> float | None:
     """Bytes of one cached token on each GPU, or None if model or cache type is unknown."""
-    model = find_model(recipe.model) if recipe else None
+    model = get_model(recipe.model) if recipe else None
     if not recipe or not model:
         return None
     try:

@@ -15,8 +15,9 @@ from dataclasses import replace
 from moebox.assess.assessment import Assessment, AssessmentCell, Tone
 from moebox.assess.figures import PlannedFigure, compare_load, count_ranges, find_forecast, planned_figures
 from moebox.assess.format import capitalize, count_phrase, format_ms, format_number, group_by
-from moebox.assess.naming import engine_title, find_model, parallelism_title, placement_title, quant_title
+from moebox.assess.naming import engine_title, parallelism_title, placement_title, quant_title
 from moebox.assess.recommend import SUSPECTS, loads_text, recommend, repeat_conditions
+from moebox.core.catalogue import get_model
 from moebox.core.quirks import all_quirks
 from moebox.core.verdict import CheckVerdict
 from moebox.runs.record import RunFailure, RunRecord
@@ -97,7 +98,7 @@ def correctness_cell(record: RunRecord) -> AssessmentCell:
     named = {"failed": failed, "warnings": warned, "known quirks of the engine": record.warned_names(known=True)}
     parts = [record.check_count_text]
     parts += [f"{title}: {', '.join(names)}" for title, names in named.items() if names]
-    quirks = [f"{check.name}: known quirk of {quirk}" for check in record.failed_checks for quirk in check.habits]
+    quirks = [f"{check.name}: known quirk of {quirk}" for check in record.failed_checks for quirk in check.quirks]
     is_partial = record.verdict_is_partial or unfinished or bool(record.tasks and record.tasks.unfinished_jobs)
     tone: Tone = "bad" if failed else "warn" if warned or is_partial or record.interrupted_step else "good"
     detail = "; ".join(filter(None, (*quirks, jobs)))
@@ -152,7 +153,7 @@ def run_warnings(record: RunRecord) -> Iterator[str]:
         yield f"{worst.what} at {worst.load} is furthest off: {worst.distance_text}"
     for check in record.checks:
         if check.verdict == "warn":
-            yield from (f"{check.name}: known quirk of {quirk}" for quirk in check.habits)
+            yield from (f"{check.name}: known quirk of {quirk}" for quirk in check.quirks)
 
 
 FAR_BELOW = 0.75  # of the range's lower edge: a rate below it has a cause that has to be found before clients connect
@@ -182,7 +183,7 @@ def next_cell(record: RunRecord, *, serving: bool = False) -> AssessmentCell:
     if record.unfinished_checks is not None:
         return command_cell(f"moebox verify --run {run}", "it was interrupted in its checks; with its engine up")
     path = shlex.quote(str(record.path / "recipe.toml"))
-    if failed := [check for check in record.failed_checks if not check.habits]:
+    if failed := [check for check in record.failed_checks if not check.quirks]:
         return command_cell(f"moebox verify {path}{_only_flag(record, failed)}", "with the engine up", link="checks")
     if failures := failed_requests_text(record):
         return command_cell(f"moebox doctor logs {shlex.quote(str(record.path))}", failures, link="performance")
@@ -219,7 +220,7 @@ def failed_requests_text(record: RunRecord) -> str:
 def quirk_workaround(record: RunRecord) -> str:
     """What clients can do about the quirk that a failed check shows; "" if there is none."""
     advice = {quirk.text: quirk.client for quirk in all_quirks()}
-    texts = [text for check in record.failed_checks for text in check.habits]
+    texts = [text for check in record.failed_checks for text in check.quirks]
     return next((advice.get(text, text) for text in texts), "")
 
 
@@ -245,7 +246,7 @@ def slowest_figure(record: RunRecord) -> PlannedFigure | None:
 def usable_client(record: RunRecord) -> tuple[str, str]:
     """A client that works on the run's endpoint, and why it is not Claude Code."""
     recipe = record.recipe
-    model = find_model(recipe.model) if recipe else None
+    model = get_model(recipe.model) if recipe else None
     longest = model.context if model else 0
     context = (recipe.context if recipe else 0) or longest
     missing = [name for name in CLAUDE_CHECKS if name in record.check_names("skip")]

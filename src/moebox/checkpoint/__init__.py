@@ -3,18 +3,16 @@
 Only headers of weights are read.
 """
 
-import os
+import contextlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from moebox import codec
-from moebox.checkpoint.recognise import WeightHints, recognise_model, slugify
 from moebox.core import catalogue, registry, validation
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Recipe
-from moebox.errors import BadInput, UnknownName, Unsupported, refuse_if, suggest_path
+from moebox.errors import BadInput, Unsupported, refuse_if, suggest_path
 
 FORMATS_SEEN = "formats seen on the Hub"  # a plan adds to this note which one it uses
 
@@ -36,37 +34,39 @@ def resolve_model(name: str) -> tuple[Model, tuple[Checkpoint, ...]]:
 
 def look_up_model(name: str) -> ResolvedModel:
     """Return the model with this name or path, with notes."""
-    notes: tuple[str, ...] = ()
     refuse_if(not name, "the name of the model is empty", hint="`moebox models` lists them")
     if name.startswith(("https:", "http:", "hf.co/", "huggingface.co/")):
         from moebox.hub.names import parse_repo_name
 
         name = str(parse_repo_name(name) or name)
+    notes: tuple[str, ...] = ()
     if _path_exists(name):
-        path = Path(name).expanduser()
-        if path.suffix == ".toml":
-            raise BadInput(f"{name}: is a TOML file, not a model", hint="`moebox up` takes recipes, --box box files")
-        if path.is_file():
-            return model_from_file(path)
-        refuse_if(not path.is_dir(), f"{name}: is a pipe or a device, not a file or folder")
-        has_model = (path / "config.json").is_file() or any(path.glob("*.gguf"))
-        if has_model or name not in catalogue.models():
-            return model_from_folder(path)
+        if found := read_weights(name):
+            return found
         notes = (f"the folder {name} contains no model, so the catalogue's {name} is used; ./{name} means the folder",)
     elif is_weights_path(name):
         raise BadInput(f"{name}: no such file or folder", hint=suggest_path(name) or "a folder or a .gguf file")
-    try:
-        model = catalogue.find_model(name)
-    except UnknownName:
-        if "/" not in name:
-            raise
+    if "/" in name and catalogue.get_model(name) is None:
         from moebox.checkpoint.remote import look_up_repository
 
-        found = look_up_repository(name)
-        if found is None:
-            raise
-        return found
+        if found := look_up_repository(name):
+            return found
+    model = catalogue.find_model(name)
     return ResolvedModel(model=model, checkpoints=catalogue.published_checkpoints(model.name), notes=notes)
+
+
+def read_weights(name: str) -> ResolvedModel | None:
+    """Read a file or folder that exists; None if it is a folder without weights that is called like a known model."""
+    from moebox.checkpoint.disk import model_from_file, model_from_folder
+
+    path = Path(name).expanduser()
+    if path.suffix == ".toml":
+        raise BadInput(f"{name}: is a TOML file, not a model", hint="`moebox up` takes recipes, --box box files")
+    if path.is_file():
+        return model_from_file(path)
+    refuse_if(not path.is_dir(), f"{name}: is a pipe or a device, not a file or folder")
+    has_model = (path / "config.json").is_file() or any(path.glob("*.gguf"))
+    return model_from_folder(path) if has_model or name not in catalogue.models() else None
 
 
 def _path_exists(name: str) -> bool:
@@ -90,34 +90,32 @@ def deploy(recipe: Recipe, box: Box | None = None) -> Deployment:
     """
     exists = _path_exists(recipe.checkpoint)
     model, checkpoint = (None, None) if exists and is_weights_path(recipe.checkpoint) else _find_published(recipe)
-    if not exists or model is not None:
-        return Deployment.from_parts(recipe, model, checkpoint, box)
-    validation.validate_recipe(recipe)  # before a file that it names is opened
-    try:
-        found = look_up_model(recipe.checkpoint)
-    except Unsupported:
-        return Deployment.from_parts(recipe, None, None, box)
-    checkpoint = replace(found.checkpoints[0], path=recipe.checkpoint)
-    return Deployment.from_parts(recipe, found.model, checkpoint, box, notes=found.notes)
+    notes: tuple[str, ...] = ()
+    if exists and model is None:
+        validation.validate_recipe(recipe)  # before a file that it names is opened
+        with contextlib.suppress(Unsupported):
+            if found := read_weights(recipe.checkpoint):
+                model, notes = found.model, found.notes
+                checkpoint = replace(found.checkpoints[0], path=recipe.checkpoint)
+    return Deployment.from_parts(recipe, model, checkpoint, box, notes=notes)
 
 
 def _find_published(recipe: Recipe) -> tuple[Model | None, Checkpoint | None]:
-    """Find model and checkpoint in the catalogue, by name, alias or repository in any case."""
-    name = recipe.checkpoint
-    try:
-        model = catalogue.find_model(recipe.model)
-    except UnknownName:
-        if kept := _find_read(recipe):  # quicker than all rows of the catalogue
-            return kept
-        for model in catalogue.models().values():
-            checkpoints = catalogue.published_checkpoints(model.name)
-            if any(each.repo and name.lower().partition(":")[0] == each.repo.lower() for each in checkpoints):
-                return model, _find_checkpoint(name, checkpoints)
-        return None, None
-    checkpoints = _readable_first(recipe, catalogue.published_checkpoints(model.name))
+    """Find model and checkpoint in the catalogue by name, alias or repository, or among those read from the Hub."""
+    name, model = recipe.checkpoint, catalogue.get_model(recipe.model)
+    checkpoints = _readable_first(recipe.engine, catalogue.published_checkpoints(model.name)) if model else ()
     found = _find_checkpoint(name, checkpoints)
-    if found is None and (kept := _find_read(recipe)):
-        return kept
+    if found is None and "/" in name and not is_weights_path(name):  # quicker than all rows of the catalogue
+        from moebox.checkpoint.remote import find_kept_checkpoint
+
+        if kept := find_kept_checkpoint(name, str(recipe.flags.get("revision", ""))):
+            return kept
+    if model is None:
+        for each in catalogue.models().values():
+            checkpoints = catalogue.published_checkpoints(each.name)
+            if any(row.repo and name.lower().partition(":")[0] == row.repo.lower() for row in checkpoints):
+                return each, _find_checkpoint(name, checkpoints)
+        return None, None
     if found or not is_weights_path(name):
         return model, found
     # A path on another machine: the checkpoint whose quantisation the path names, for a folder else the native one.
@@ -127,15 +125,6 @@ def _find_published(recipe: Recipe) -> tuple[Model | None, Checkpoint | None]:
     native = [each for each in alike if each.native and not is_gguf]
     found = next(iter([*named, *native]), None)
     return model, replace(found, path=name) if found else None
-
-
-def _find_read(recipe: Recipe) -> tuple[Model, Checkpoint] | None:
-    """Find a checkpoint that was read from the Hub."""
-    if "/" not in recipe.checkpoint or is_weights_path(recipe.checkpoint):
-        return None
-    from moebox.checkpoint.remote import find_kept_checkpoint
-
-    return find_kept_checkpoint(recipe.checkpoint, str(recipe.flags.get("revision", "")))
 
 
 def _find_checkpoint(name: str, checkpoints: tuple[Checkpoint, ...]) -> Checkpoint | None:
@@ -148,101 +137,11 @@ def _find_checkpoint(name: str, checkpoints: tuple[Checkpoint, ...]) -> Checkpoi
 
 def planned_checkpoint(recipe: Recipe, checkpoints: tuple[Checkpoint, ...]) -> Checkpoint:
     """The checkpoint of `checkpoints` that a recipe planned from them names."""
-    named = recipe.checkpoint
-    return next(each for each in _readable_first(recipe, checkpoints) if named in (each.name, each.repo, each.path))
+    readable = _readable_first(recipe.engine, checkpoints)
+    return next(each for each in readable if recipe.checkpoint in (each.name, each.repo, each.path))
 
 
-def _readable_first(recipe: Recipe, checkpoints: tuple[Checkpoint, ...]) -> tuple[Checkpoint, ...]:
+def _readable_first(engine: str, checkpoints: tuple[Checkpoint, ...]) -> tuple[Checkpoint, ...]:
     """Put the engine's own format first: checkpoints of both formats may share a name (gpt-oss mxfp4)."""
-    formats = registry.engine_traits(recipe.engine).formats
+    formats = registry.engine_traits(engine).formats
     return tuple(sorted(checkpoints, key=lambda checkpoint: checkpoint.format not in formats))
-
-
-def model_from_file(path: Path) -> ResolvedModel:
-    """Read a GGUF file, or a config.json by itself."""
-    if path.suffix == ".json":
-        model, computed = _read_config(path, path.parent.name if path.name == "config.json" else path.stem)
-        return _recognise(model, computed, path.parent, _chat_template(path.parent))
-    from moebox.checkpoint.gguf import read_gguf_model
-
-    model, checkpoint, template = read_gguf_model(path)
-    return _recognise(model, checkpoint, path, template, model.name)
-
-
-def model_from_folder(folder: Path) -> ResolvedModel:
-    """Read a Hugging Face folder, or a folder of GGUF files."""
-    config = folder / "config.json"
-    if not config.is_file():
-        files = sorted(folder.glob("*.gguf"))
-        if files:
-            return model_from_file(files[0])
-        hint = "name the folder that contains the weights, or a model of `moebox models`"
-        raise BadInput(f"{folder}: has neither config.json nor a .gguf file", hint=hint)
-    from moebox.checkpoint import safetensors
-
-    files = safetensors.shard_files(folder)
-    model, checkpoint = _read_config(config, folder.name)
-    checkpoint = replace(checkpoint, path=os.path.abspath(folder))
-    if not files:
-        index = safetensors.read_index(folder)
-        total = index.metadata.get("total_size") if index else None
-        if isinstance(total, int) and 0 < total < 2**50 and checkpoint.total_bytes:
-            checkpoint = scale_checkpoint(checkpoint, total)
-        found = _recognise(model, checkpoint, folder, _chat_template(folder))
-        basis = "the index's total" if checkpoint.how == "published" else "config.json"
-        note = f"{folder} holds no weights: bytes are computed from {basis}; `moebox up` needs them downloaded"
-        return replace(found, notes=(*found.notes, note))
-    sizes = safetensors.read_sizes(files, model.layers)
-    if not model.assumed:
-        safetensors.check_agreement(folder, model, sizes)
-    checkpoint = replace(
-        checkpoint,
-        bytes_by_component=dict(sizes.by_component),
-        layer_bytes=tuple(sizes.by_layer),
-        expert_layer_bytes=sizes.by_component["routed_experts"] // max(model.moe_layers, 1),
-        shards=len(files),
-        how="read",
-        source=str(folder),
-    )
-    return _recognise(model, checkpoint, folder, _chat_template(folder))
-
-
-def scale_checkpoint(checkpoint: Checkpoint, total: int) -> Checkpoint:
-    """Return the checkpoint with all components scaled so that they sum to `total` bytes."""
-    factor = total / checkpoint.total_bytes
-    sizes = {name: round(size * factor) for name, size in checkpoint.bytes_by_component.items()}
-    layer = round(checkpoint.expert_layer_bytes * factor)
-    return replace(checkpoint, bytes_by_component=sizes, expert_layer_bytes=layer, how="published")
-
-
-def _read_config(path: Path, name: str) -> tuple[Model, Checkpoint]:
-    from moebox.checkpoint.config import model_from_config
-    from moebox.checkpoint.quantized import checkpoint_from_config
-
-    # transformers writes Infinity, which JSON does not have (Nemotron 3's time_step_limit).
-    config = codec.parse_json(codec.read_text(path).replace("Infinity", "1e308"), where=str(path))
-    model = replace(model_from_config(config, name=name, where=str(path)), name=slugify(name))
-    return model, checkpoint_from_config(model, config, name, path.parent)
-
-
-def _chat_template(folder: Path) -> str:
-    for name in ("chat_template.jinja", "tokenizer_config.json"):
-        file = folder / name
-        if file.is_file():
-            return codec.read_text(file)
-    return ""
-
-
-def _recognise(model: Model, checkpoint: Checkpoint, path: Path, template: str, *names: str) -> ResolvedModel:
-    """Recognise the model. Parts of the path count as names, in a Hub cache the repository's too; links are kept."""
-    parts = tuple(part for part in Path(os.path.abspath(path)).parts[-5:] if len(part) > 1)
-    hints = WeightHints(names=(*names, *parts), template=template, quant=checkpoint.quant)
-    found, note = recognise_model(model, hints)
-    checkpoints = (replace(checkpoint, model=found.name),)
-    notes = [note] if note else []
-    if checkpoint.quant.endswith(" (unknown)"):
-        bits = f"as {checkpoint.bits_per_weight(model):.1f} bits a weight"
-        read = "from the files" if checkpoint.how == "read" else bits
-        text = f"quantisation {checkpoint.quant.split()[0]} is unknown: sizes are {read}, no engine is known to load it"
-        notes.append(text)
-    return ResolvedModel(model=found, checkpoints=checkpoints, notes=tuple(notes))

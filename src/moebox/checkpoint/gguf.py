@@ -7,13 +7,13 @@ file's size, so that a hostile file costs no more than its own size.
 import functools
 import mmap
 import os
+import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from moebox.checkpoint.recognise import slugify
 from moebox.checkpoint.safetensors import component_in_gguf, layer_number
 from moebox.core import catalogue
 from moebox.core.layers import Mamba
@@ -263,3 +263,8 @@ def _read_checkpoint(path: Path, model: Model, tensors: list[HeaderTensor], *, s
         how="read",
         source=str(path),
     )
+
+
+def slugify(title: str) -> str:
+    """Make a name for recipes, files and command lines from a title such as "Kimi K2.6"."""
+    return re.sub(r"[^\w.-]+", "-", title).strip("-.").lower() or "model"

@@ -13,7 +13,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 from moebox import codec, files
-from moebox.checkpoint import FORMATS_SEEN, ResolvedModel, model_from_file, model_from_folder
+from moebox.checkpoint import FORMATS_SEEN, ResolvedModel
+from moebox.checkpoint.disk import model_from_file, model_from_folder
 from moebox.checkpoint.gguf import read_header as read_gguf_header
 from moebox.checkpoint.safetensors import MAX_HEADER_BYTES, read_index
 from moebox.core import catalogue

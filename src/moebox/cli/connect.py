@@ -82,7 +82,7 @@ def connect(
     elif not json:
         sys.stdout.write(escape_invisible(settings.text) + "\n")
     quirks = [f"{quirk.does}: {quirk.client}" for quirk in engine_quirks(endpoint.engine)]
-    document["habits"] = quirks
+    document["quirks"] = quirks
     print_lines((f"note: {note}" for note in (*notes, *settings.notes, *quirks)), stderr=True)
     if check:
         from moebox.serve.callcheck import call_as_client

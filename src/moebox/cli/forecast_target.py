@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from moebox import codec
-from moebox.checkpoint import deploy, planned_checkpoint, resolve_model
+from moebox.checkpoint import planned_checkpoint, resolve_model
 from moebox.cli.flags import parse_count, parse_token_count
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
@@ -135,8 +135,9 @@ def find_target(
             others.append(text)
     ram, ram_bandwidth = memory.values()
     if recipes.is_recipe(name):
-        recipe = recipes.load_recipe(name, others)
-        deployment = deploy(recipe, recipes.box_for_recipe(recipe, box, ram=ram, ram_bandwidth=ram_bandwidth))
+        deployment = recipes.load_deployment(name, others)
+        place = recipes.box_for_recipe(deployment.recipe, box, ram=ram, ram_bandwidth=ram_bandwidth)
+        deployment = deployment.on_box(place)
         check_recipe(deployment)
         return _describe_deployment(deployment.with_default_context())
     place = recipes.calibrated_box(box, ram=ram, ram_bandwidth=ram_bandwidth)
@@ -157,7 +158,7 @@ def find_target(
 
 
 def _change_deployment(deployment: Deployment, settings: Sequence[str]) -> Deployment:
-    changed = deployment.with_recipe(recipes.change_recipe(deployment.recipe, settings))
+    changed = recipes.change_deployment(deployment, settings)
     check_recipe(changed)
     return changed
 

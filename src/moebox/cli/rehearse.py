@@ -65,7 +65,8 @@ def rehearse(
     from moebox.store import Run
 
     starting, others = split_settings(NodeSettings(), settings)
-    chosen = recipes.load_recipe(recipe, others)
+    deployment = recipes.load_deployment(recipe, others)
+    chosen = deployment.recipe
     budget_s = flags.parse_duration("--budget", budget or DEFAULT_BUDGET)
     words = flags.split_names(layers)
     wrong = f"--layers {layers}: must be a number of layers, or two with --measure, such as 4,8"
@@ -77,7 +78,6 @@ def rehearse(
     if phantom:
         flags.refuse_unused("--phantom has its own few layers", layers=layers)
     refuse_if(len(depths) > 1 and not measure, f"--layers {layers}: two depths are for --measure")
-    deployment = deploy(chosen)
     require_engine(deployment)
     print_lines((f"warning: {problem.text_with_remedy}" for problem in known_problems(deployment)), stderr=True)
     run = Run.create(f"{'measure' if measure else 'rehearse'}-{chosen.name}")

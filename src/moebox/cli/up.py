@@ -12,8 +12,7 @@ from moebox.cli.display import TimeEstimate
 from moebox.cli.flags import AsJson, Settings, Switch
 from moebox.cli.output import print_lines, print_result, stderr_console, stdout_console
 from moebox.cli.ps import restore_interrupted
-from moebox.core.change import with_settings
-from moebox.core.setting import split_settings
+from moebox.core.setting import split_settings, with_settings
 from moebox.core.symptom import Finding, changes_text
 from moebox.core.traits import LAST_PORT
 from moebox.engines.events import LogEvent
@@ -26,10 +25,9 @@ if TYPE_CHECKING:
     from moebox.core.deployment import Deployment
     from moebox.core.engine_event import PlanRealityRow
     from moebox.core.plan import PlanWarning
+    from moebox.core.recipe import Listen
     from moebox.serve.session import EngineSession
     from moebox.store import Run
-
-THIS_MACHINE = NodeSelection()
 
 
 def up(
@@ -65,10 +63,9 @@ def up(
             or of the nodes: slurm.partition=gpu, slurm.account=me, slurm.time_limit=8:00:00, nodes.python=python3.12
             (which needs no package); or patience_s=15m, the longest time without progress while starting; repeatable.
     """
-    from moebox.checkpoint import deploy
     from moebox.core.engine_event import PlanReality, RemedyApplied
     from moebox.flows import recipes
-    from moebox.serve import reality
+    from moebox.serve import facts
     from moebox.serve.faults import LaunchFailed
     from moebox.serve.order import require_engine
     from moebox.store import Run
@@ -76,20 +73,25 @@ def up(
     refuse_out_of_range("--port", port, 0, LAST_PORT)
     chosen, others = split_settings(NodeSettings(), settings)
     where = NodeSelection(hosts=hosts, slurm=slurm, settings=chosen)
-    loaded = recipes.load_recipe(recipe, others)
-    deployment = deploy(loaded if port is None else loaded.with_port(port))
+    deployment = recipes.load_deployment(recipe, others)
+    if port is not None:
+        deployment = deployment.with_recipe(deployment.recipe.with_port(port))
     refuse_if(not slurm and chosen.slurm != SlurmJob(), "slurm.partition, account and time_limit need --slurm")
     refuse_if(not where.is_given and chosen.nodes != NodePrograms(), "nodes.python needs --hosts or --slurm")
-    where.check_recipe(deployment.recipe)
+    where.check_node_count(deployment.recipe.name, deployment.recipe.parallel.nodes)
+    misfit = None if force else recipes.find_recipe_misfit(deployment)
+    problems = known_problems(deployment)
     if dry_run:
-        if not force:
-            recipes.refuse_misfit(deployment)
-        return print_command(deployment, where, json=json)
+        if misfit:
+            raise misfit.error()
+        return print_command(deployment, problems, where, json=json)
     flags.refuse_without("--dry-run", force=force)
     restore_interrupted()
     if not where.is_given:
         require_engine(deployment)
-    print_warnings(deployment)
+    if misfit:
+        stderr_console().print(f"warning: {misfit.text} ({misfit.remedy})", markup=False)
+    print_warnings(deployment.recipe.listen, deployment.notes, problems)
     if service:
         refuse_if(where.is_given or detach, "--service starts one engine on this machine", hint="leave out --detach")
         return keep_up(deployment, recipe, settings, chosen.service, chosen.patience_s)
@@ -105,7 +107,7 @@ def up(
         stderr_console().print(f"{problem.message}\ntrying the remedy: {changes_text(change)}", markup=False)
         session = start_engine(deployment.with_recipe(changed), run, chosen.patience_s, where)
     try:
-        rows = reality.compare_with_plan(session.facts, reality.planned_memory(session.prepared.deployment))
+        rows = facts.compare_with_plan(session.facts, facts.planned_memory(session.prepared.deployment))
         run.add_event(PlanReality(rows=tuple(rows)))
         print_result(json, ready_document(session, rows), lambda: print_ready(session, rows, detached=detach))
         if detach:
@@ -143,7 +145,9 @@ def keep_up(
     return 0
 
 
-def print_command(deployment: "Deployment", where: NodeSelection = THIS_MACHINE, *, json: bool = False) -> int:
+def print_command(
+    deployment: "Deployment", warnings: "list[PlanWarning]", where: NodeSelection, *, json: bool = False
+) -> int:
     """Print the commands that would be run, ready to paste; keys are written as the variables they come from."""
     from moebox import engines
     from moebox.serve.nodes import node_commands
@@ -159,7 +163,7 @@ def print_command(deployment: "Deployment", where: NodeSelection = THIS_MACHINE,
         text = engines.shell_text(prepared.launch, prepared.argv)
         document |= {"command": text, "argv": prepared.argv}
         document |= {"env": prepared.launch.env, "base_url": prepared.endpoint.base_url}
-    document["warnings"] = warnings = known_problems(deployment)
+    document["warnings"] = warnings
     print_result(json, document, lambda: print(escape_invisible(text)))
     for warning in warnings:
         stderr_console().print(f"warning: {warning.text_with_remedy}", markup=False)
@@ -177,23 +181,19 @@ def known_problems(deployment: "Deployment") -> "list[PlanWarning]":
     return [warning for warning in engines.find_refusals(deployment.on_box(box)) if warning.severity != "note"]
 
 
-def print_warnings(deployment: "Deployment") -> None:
+def print_warnings(listen: "Listen", notes: Sequence[str], problems: "list[PlanWarning]") -> None:
     """Print who may use the engine and which known problems the start may meet."""
     from moebox.engines.assemble import LOOPBACK
     from moebox.engines.refusals import PATCHABLE_SYMPTOMS
-    from moebox.flows import recipes
 
-    if misfit := recipes.find_recipe_misfit(deployment):
-        stderr_console().print(f"warning: {misfit.text} ({misfit.remedy})", markup=False)
-    listen = deployment.recipe.listen
     if not listen.key_env:
         users = "every user of this machine" if listen.host in LOOPBACK else "everyone who can reach this machine"
         print_lines(
             [f"note: the engine asks for no key: {users} may use it (listen.key_env in the recipe)"], stderr=True
         )
-    for note in deployment.notes:
+    for note in notes:
         stderr_console().print(f"note: {note}", markup=False)
-    for warning in known_problems(deployment):
+    for warning in problems:
         # patchable symptoms are refused elsewhere, or the engine is patched
         if warning.symptom not in PATCHABLE_SYMPTOMS:
             stderr_console().print(f"warning: {warning.text_with_remedy}", markup=False)

@@ -173,7 +173,7 @@ class VerifyView:
         for probe in verdict.probes:
             if probe.verdict != "pass":
                 out.print(f"    {VERDICT_MARKS[probe.verdict]} {probe.name}: {escape(one_line(probe.reason))}")
-        for quirk in verdict.habits:
+        for quirk in verdict.quirks:
             out.print(f"    known quirk of {quirk}", style="dim", markup=False)
         if verdict.causes:
             parts = ", ".join(f"{cause.part} {cause.share:.0%}" for cause in verdict.causes)

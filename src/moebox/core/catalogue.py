@@ -68,12 +68,17 @@ def find_gpu(name: str) -> Gpu:
     return found
 
 
-def find_model(name: str) -> Model:
-    """Find a model by its name, an alias or its repository."""
+def get_model(name: str) -> Model | None:
+    """Return a model by its name, an alias or its repository in any case, or None."""
     wanted = name.lower()
-    for known in table_rows(Model, "models", "model", wanted):
-        if wanted in (known.name, *known.aliases, known.repo.lower()):
-            return known
+    rows = table_rows(Model, "models", "model", wanted)
+    return next((row for row in rows if wanted in (row.name, *row.aliases, row.repo.lower())), None)
+
+
+def find_model(name: str) -> Model:
+    """Return a model like `get_model`. Raise UnknownName if there is none."""
+    if found := get_model(name):
+        return found
     near = suggest_names(name, models())
     hint = near if "?" in near else f"`moebox models` lists the {len(models())} that are known"
     raise UnknownName("model", name, models(), hint=hint)

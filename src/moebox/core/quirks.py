@@ -65,7 +65,7 @@ def unexpected_failure(engine: str, check: CheckVerdict) -> str:
 
 def is_known_warning(check: CheckVerdict) -> bool:
     """True if a check has warnings and known quirks of the engine explain each of them."""
-    engine = next((quirk.engine for quirk in all_quirks() if quirk.text in check.habits), "")
+    engine = next((quirk.engine for quirk in all_quirks() if quirk.text in check.quirks), "")
     return check.verdict == "warn" and bool(engine) and not any(_unexpected_reasons(engine, check, "warn"))
 
 

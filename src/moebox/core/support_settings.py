@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from moebox.core.change import get_setting, setting_matches
 from moebox.core.recipe import Flag
+from moebox.core.setting import get_setting, setting_matches
 
 if TYPE_CHECKING:
     from moebox.core.support_matrix import Setup

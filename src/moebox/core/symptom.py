@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from moebox.core.catalogue import load_table, table_rows
-from moebox.core.change import get_setting, setting_matches
 from moebox.core.recipe import Flag, Recipe
+from moebox.core.setting import get_setting, setting_matches
 from moebox.core.support_matrix import in_versions, version_numbers
 
 SymptomKind = Literal["log", "host", "behaviour", "frame", "words"]

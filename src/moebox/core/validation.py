@@ -15,16 +15,13 @@ from typing import Any
 
 from moebox import codec
 from moebox.core.catalogue import load_table
-from moebox.core.change import get_setting
-from moebox.core.recipe import FORMAT, Recipe, Runtime
+from moebox.core.recipe import FORMAT, Listen, Recipe, Runtime, Speculate
 from moebox.core.traits import LAST_PORT
-from moebox.errors import BadInput, refuse_if, refuse_out_of_range, suggest_names
+from moebox.errors import BadInput, refuse_if, suggest_names
 from moebox.redact import contains_token
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 WORD = re.compile(r"[A-Za-z0-9._+-]{0,64}")  # versions, parsers, methods
-ONE_WORD = ("engine_version", "kv", "tool_parser", "reasoning_parser", "speculate.method")
-PATHS = ("served_name", "checkpoint", "model", "speculate.draft", "runtime.python")  # with a leading dash, a flag
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")  # one part of a host name, RFC 1123
 SECRET = re.compile(r"(^|[-_])(api[-_]?key|hf[-_]token|token|password|passwd|secret|access[-_]key)$", re.IGNORECASE)
@@ -62,6 +59,7 @@ PRIVATE_NAMES = frozenset(
 MOUNT_HINT = "mount the folder itself, e.g. /data/models"
 RENDER_HINT = "`moebox render` writes a script to which you can add such an option yourself"
 OPTIONS: Mapping[str, str] = load_table("container_options")  # option -> pattern of its values, "" if it has none
+Rule = tuple[object, str, str | None]  # whether it is broken, the message, and how to fix it
 
 
 def read_recipe(path: Path) -> Recipe:
@@ -80,26 +78,32 @@ def read_recipe(path: Path) -> Recipe:
 
 def validate_recipe(recipe: Recipe) -> None:
     """Raise BadInput for the first text of a recipe that is invalid or unsafe."""
-    refuse_if(recipe.format > FORMAT, f"format {recipe.format} is newer than this moebox, which reads up to {FORMAT}")
+    for wrong, text, hint in _rules(recipe):
+        if wrong:
+            raise BadInput(text, hint=hint)
+
+
+def _rules(recipe: Recipe) -> Iterator[Rule]:
+    """Yield every rule with whether this recipe breaks it; a rule may rely on the ones before it."""
+    yield recipe.format > FORMAT, f"format {recipe.format} is newer than this moebox, which reads up to {FORMAT}", None
     texts = list(_all_texts(codec.to_plain(recipe), ""))
     for path, _, text in texts:  # a line break ends a line of a rendered file, and in YAML so does U+2028
-        hidden = next((character for character in text if not character.isprintable()), None)
-        if hidden is not None:
-            raise BadInput(f"{path}: contains a control character (U+{ord(hidden):04X})", hint="write it on one line")
-    _check_names(recipe)
-    _check_variables(recipe)
+        hidden = next((character for character in text if not character.isprintable()), "")
+        code = f"U+{ord(hidden or ' '):04X}"
+        yield hidden, f"{path}: contains a control character ({code})", "write it on one line"
+    yield from _name_rules(recipe)
+    in_container = recipe.runtime.kind in ("docker", "podman")
+    yield from _variable_rules(recipe, in_container)
     for _, place, text in texts:
-        if contains_token(text):
-            raise BadInput(f"{place}: looks like a key or password, {NO_SECRETS}", hint=EXPORT_HINT)
-    _check_host(recipe)
-    _check_runtime(recipe.runtime)
-    if recipe.runtime.kind in ("docker", "podman"):
+        yield contains_token(text), f"{place}: looks like a key or password, {NO_SECRETS}", EXPORT_HINT
+    yield from _listen_rules(recipe.listen, in_container)
+    yield from _runtime_rules(recipe.runtime)
+    if in_container:
         checkpoint = recipe.checkpoint
-        relative = checkpoint.startswith(".")
-        refuse_if(relative, f"checkpoint: a container needs the whole path, not {checkpoint!r}")
+        yield checkpoint.startswith("."), f"checkpoint: a container needs the whole path, not {checkpoint!r}", None
         if checkpoint.startswith(("/", "~")):
             weights = PurePosixPath(checkpoint)
-            _check_host_path("checkpoint", str(weights.parent if weights.suffix == ".gguf" else weights))
+            yield from _host_path_rules("checkpoint", str(weights.parent if weights.suffix == ".gguf" else weights))
 
 
 def _all_texts(value: Any, path: str) -> Iterator[tuple[str, str, str]]:
@@ -115,95 +119,93 @@ def _all_texts(value: Any, path: str) -> Iterator[tuple[str, str, str]]:
         yield from _all_texts(item, f"{prefix}{key}")
 
 
-def _check_names(recipe: Recipe) -> None:
+def _name_rules(recipe: Recipe) -> Iterator[Rule]:
     text = f"name: {recipe.name!r} may contain only letters, digits, dots and dashes"
-    refuse_if(not NAME.fullmatch(recipe.name), text, hint="begin with a letter or digit")
-    for path in ONE_WORD:
-        word = str(get_setting(recipe, path) or "")
-        refuse_if(not WORD.fullmatch(word), f"{path}: {word!r} is not a valid name")
+    yield not NAME.fullmatch(recipe.name), text, "begin with a letter or digit"
+    draft = recipe.speculate or Speculate(method="", draft="")
     version = recipe.engine_version
+    words = {"engine_version": version, "kv": recipe.kv, "tool_parser": recipe.tool_parser}
+    words |= {"reasoning_parser": recipe.reasoning_parser, "speculate.method": draft.method}
+    for path, word in words.items():
+        yield not WORD.fullmatch(word or ""), f"{path}: {word!r} is not a valid name", None
     named = version in ("", "nightly", "latest", "main") or re.search(r"\d|^[a-f]{7,40}$", version)
-    refuse_if(not named, f"engine_version: {version!r} is not a version", hint='write it like "0.32.0" or "b11669"')
-    for path in PATHS:
-        name = str(get_setting(recipe, path) or "")
-        refuse_if(name.startswith("-"), f"{path}: {name!r} would be read as a flag")
-    draft = recipe.speculate.draft if recipe.speculate else ""
-    refuse_if(re.search(r'["\\]', draft), 'speculate.draft: a path or repository cannot contain " or \\')
+    yield not named, f"engine_version: {version!r} is not a version", 'write it like "0.32.0" or "b11669"'
+    names = {"served_name": recipe.served_name, "checkpoint": recipe.checkpoint, "model": recipe.model}
+    names |= {"speculate.draft": draft.draft, "runtime.python": recipe.runtime.python}
+    for path, name in names.items():
+        yield name.startswith("-"), f"{path}: {name!r} would be read as a flag", None
+    yield re.search(r'["\\]', draft.draft), 'speculate.draft: a path or repository cannot contain " or \\', None
     python = recipe.runtime.python
-    refuse_if("=" in python, f"runtime.python: {python!r} is not a path of an interpreter or venv")
+    yield "=" in python, f"runtime.python: {python!r} is not a path of an interpreter or venv", None
 
 
-def _check_variables(recipe: Recipe) -> None:
-    in_container = recipe.runtime.kind in ("docker", "podman")
+def _variable_rules(recipe: Recipe, in_container: bool) -> Iterator[Rule]:
     for name in recipe.env:
-        hint = "letters, digits and _, as in a shell"
-        refuse_if(not VARIABLE.fullmatch(name), f"env: {name!r} is not a valid name of a variable", hint=hint)
+        text = f"env: {name!r} is not a valid name of a variable"
+        yield not VARIABLE.fullmatch(name), text, "letters, digits and _, as in a shell"
         unsafe = HOOKS.fullmatch(name) or (LOADER.fullmatch(name) and not in_container)
         text = f"env.{name}: decides which programs run, so a recipe must not set it"
-        refuse_if(unsafe, text, hint="export it yourself before you start the engine")
+        yield unsafe, text, "export it yourself before you start the engine"
     key = recipe.listen.key_env
-    refuse_if(key and not VARIABLE.fullmatch(key), "listen.key_env: is the name of a variable, not the key itself")
+    yield key and not VARIABLE.fullmatch(key), "listen.key_env: is the name of a variable, not the key itself", None
     for table, names in (("flags", recipe.flags), ("env", recipe.env)):
         for name in names:
-            refuse_if(SECRET.search(name.lstrip("-")), f"{table}.{name}: a secret, {NO_SECRETS}", hint=EXPORT_HINT)
+            yield SECRET.search(name.lstrip("-")), f"{table}.{name}: a secret, {NO_SECRETS}", EXPORT_HINT
 
 
-def _check_host(recipe: Recipe) -> None:
-    refuse_out_of_range("listen.port", recipe.listen.port, 0, LAST_PORT)  # 0: any free port
-    host = recipe.listen.host
+def _listen_rules(listen: Listen, in_container: bool) -> Iterator[Rule]:
+    port, host = listen.port, listen.host  # port 0: any free one
+    yield not 0 <= port <= LAST_PORT, f"listen.port {port} is out of range", f"from 0 to {LAST_PORT:,}"
     try:
         if "%" not in str(ipaddress.ip_address(host)):
             return
     except ValueError:
         pass
-    labels = host.removesuffix(".").split(".")
-    hint = "e.g. 127.0.0.1, 0.0.0.0 or ::1"
+    invalid = len(host) > 253 or not all(map(LABEL.fullmatch, host.removesuffix(".").split(".")))
     text = f"listen.host: {host!r} is not a valid address or host name"
-    refuse_if(len(host) > 253 or not all(map(LABEL.fullmatch, labels)), text, hint=hint)
+    yield invalid, text, "e.g. 127.0.0.1, 0.0.0.0 or ::1"
     text = f"listen.host: a container's port is published on an address, not on {host!r}"
-    refuse_if(recipe.runtime.kind in ("docker", "podman") and host != "localhost", text)
+    yield in_container and host != "localhost", text, None
 
 
-def _check_runtime(runtime: Runtime) -> None:
+def _runtime_rules(runtime: Runtime) -> Iterator[Rule]:
     parse_entry(runtime.entry)
     _check_setup(runtime.setup)
-    hint = 'e.g. "vllm/vllm-openai:v0.32.0"'
     text = f"runtime.image: {runtime.image!r} is not a valid image name"
-    refuse_if(runtime.image and (len(runtime.image) > 512 or not IMAGE.fullmatch(runtime.image)), text, hint=hint)
+    invalid = runtime.image and (len(runtime.image) > 512 or not IMAGE.fullmatch(runtime.image))
+    yield invalid, text, 'e.g. "vllm/vllm-openai:v0.32.0"'
     if runtime.models_dir:
-        _check_host_path("runtime.models_dir", runtime.models_dir)
+        yield from _host_path_rules("runtime.models_dir", runtime.models_dir)
     for source, target in runtime.mounts.items():
-        _check_host_path("runtime.mounts", source)
+        yield from _host_path_rules("runtime.mounts", source)
         folder, _, mode = target.partition(":")
-        hint = 'e.g. "/models:ro"'
         text = f"runtime.mounts: {target!r} is not a valid path in the container"
-        refuse_if(not folder.startswith("/") or folder == "/", text, hint=hint)
-        _refuse_colon_and_parent("runtime.mounts", folder)
+        yield not folder.startswith("/") or folder == "/", text, 'e.g. "/models:ro"'
+        yield _leads_elsewhere(folder), f"runtime.mounts: {folder!r} contains a colon or ..", MOUNT_HINT
         text = f"runtime.mounts: {mode!r} is not a valid mode of a mount"
-        refuse_if(mode and not MODES.fullmatch(mode), text, hint="ro or rw")
+        yield mode and not MODES.fullmatch(mode), text, "ro or rw"
     parse_options(runtime.options)
 
 
-def _check_host_path(path: str, text: str) -> None:
-    """Raise BadInput unless `text` is a folder of this machine that a container may see, or a volume's name."""
+def _host_path_rules(path: str, text: str) -> Iterator[Rule]:
+    """Yield the rules for a folder of this machine that a container may see, or for a volume's name."""
     if not text.startswith(("/", "~/")):
         hint = "begin with / or ~/, or name a volume"
-        refuse_if(not VOLUME.fullmatch(text), f"{path}: {text!r} is not a valid folder", hint=hint)
+        yield not VOLUME.fullmatch(text), f"{path}: {text!r} is not a valid folder", hint
         return
-    _refuse_colon_and_parent(path, text)
+    yield _leads_elsewhere(text), f"{path}: {text!r} contains a colon or ..", MOUNT_HINT
     folder = PurePosixPath(text)
-    if any(map(folder.is_relative_to, SYSTEM_FOLDERS)) and not str(folder).startswith("/dev/shm"):  # noqa: S108
-        raise BadInput(f"{path}: {text} is a system folder, which a container must not see", hint=MOUNT_HINT)
+    system = any(map(folder.is_relative_to, SYSTEM_FOLDERS)) and not str(folder).startswith("/dev/shm")  # noqa: S108
+    yield system, f"{path}: {text} is a system folder, which a container must not see", MOUNT_HINT
     is_home = len(folder.parts) == 3 and folder.parts[1] == "home"
     private = is_home or str(folder) in HOME_ROOTS or not PRIVATE_NAMES.isdisjoint(folder.parts)
-    refuse_if(private, f"{path}: {text} contains more than weights", hint=MOUNT_HINT)
-    refuse_if(str(folder).endswith(".sock"), f"{path}: {text} is a socket, not a folder of weights", hint=MOUNT_HINT)
+    yield private, f"{path}: {text} contains more than weights", MOUNT_HINT
+    yield str(folder).endswith(".sock"), f"{path}: {text} is a socket, not a folder of weights", MOUNT_HINT
 
 
-def _refuse_colon_and_parent(path: str, text: str) -> None:
+def _leads_elsewhere(text: str) -> bool:
     """Docker splits a mount at its colons, and `..` leads to another folder than the one that was checked."""
-    split = ":" in text or ".." in PurePosixPath(text).parts
-    refuse_if(split, f"{path}: {text!r} contains a colon or ..", hint=MOUNT_HINT)
+    return ":" in text or ".." in PurePosixPath(text).parts
 
 
 def parse_options(words: tuple[str, ...]) -> list[tuple[str, str]]:

@@ -1,6 +1,6 @@
 """Results of checking a server: failures, probes, checks, and the evidence for each.
 
-The fields `slips`, `rungs`, `whose` and `habits` are named as the keys of the stored JSON files.
+The fields `slips`, `rungs` and `whose` are named as keys of `verify --json` that other programs read.
 """
 
 import math
@@ -171,7 +171,7 @@ class CheckVerdict:
     score: Score | None = None
     slips: tuple[Failure, ...] = ()
     probes: tuple[Probe, ...] = ()
-    habits: tuple[str, ...] = ()  # known quirks of this engine that the check shows, with advice for clients
+    quirks: tuple[str, ...] = ()  # known quirks of this engine that the check shows, with advice for clients
     evidence: str = ""  # the file that holds every exchange of this check
     causes: tuple[FaultCause, ...] = ()  # of a failed check, the likeliest first
     reproduction: Reproduction | None = None  # of a failed check

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from moebox.core import families
-from moebox.core.change import get_setting
 from moebox.core.deployment import Deployment
 from moebox.core.recipe import Flag, Recipe
+from moebox.core.setting import get_setting
 from moebox.engines.flags import Argument, FlagCatalogue, is_flag
 
 

@@ -24,13 +24,17 @@ LABEL = "moebox.run"
 GPU_OPTIONS = {"docker": ("--gpus", "all"), "podman": ("--device", "nvidia.com/gpu=all")}
 
 
-def assemble_launch(deployment: Deployment, *, node: LaunchNode) -> Launch:
-    """Return the engine's own command with its environment, secrets, image and mounts."""
+def build_launch(deployment: Deployment, *, rank: int = 0, master: str = "", addresses: tuple[str, ...] = ()) -> Launch:
+    """Return the engine's own command with its environment, secrets, image and mounts.
+
+    `launch_command` puts docker or podman around it.
+    """
+    node = LaunchNode.with_rank(rank, master, addresses)
     recipe, traits = deployment.recipe, deployment.engine
     engine = load_engine(traits.name)
     if node.follows and traits.worker_programs:  # serves the first node and no client: it gets no key
         command = engine.worker_command(deployment, node)
-        return Launch(argv=command, env=engine.environment(deployment), rank=int(node.rank))
+        return Launch(argv=command, env=engine.environment(deployment), rank=rank)
     inside = runs_in_container(recipe)
     host = "0.0.0.0" if inside and container_network(recipe) != "host" else recipe.listen.host  # noqa: S104
     entry = image_entry(deployment) if inside else engine.entry_command(recipe)
@@ -45,7 +49,7 @@ def assemble_launch(deployment: Deployment, *, node: LaunchNode) -> Launch:
         secret_env=secrets,
         port=recipe.listen.port,
         host=recipe.listen.host,
-        rank=node.rank if isinstance(node.rank, int) else 0,
+        rank=rank,
     )
     return replace(launch, image=image_name(deployment), mounts=container_mounts(deployment)) if inside else launch
 

@@ -18,11 +18,13 @@ from moebox.core.plan import ArithmeticLine, Memory, PlanWarning
 from moebox.core.recipe import Flag, Recipe
 from moebox.core.traits import Traits
 from moebox.engines.arguments import LaunchNode
+from moebox.engines.budget import add_tier_memory
 from moebox.engines.events import LogEvent, LogPattern, engine_patterns, match_line
 from moebox.engines.flags import Argument
 from moebox.engines.refusals import common_refusals
 from moebox.errors import BadInput
 
+WORST_FIRST = {"fatal": 0, "warning": 1, "note": 2}
 EMPTY: Mapping[str, str] = MappingProxyType({})
 
 
@@ -127,6 +129,18 @@ REQUIRED_MEMBERS = tuple(
     if not hasattr(Engine, name) or getattr(getattr(Engine, name), "__isabstractmethod__", False)
 )
 OPTIONAL_MEMBERS = tuple(name for name in MEMBERS if name not in REQUIRED_MEMBERS)
+
+
+def find_refusals(deployment: Deployment) -> list[PlanWarning]:
+    """Return known reasons why this will not start on its box, or will disappoint; the worst first."""
+    found = load_engine(deployment.engine.name).find_refusals(deployment.with_default_context())
+    return sorted(found, key=lambda refusal: WORST_FIRST[refusal.severity])
+
+
+def memory_budget(deployment: Deployment) -> Memory:
+    """Return the memory of every device of the box; `fits` is False if it would not start or not serve."""
+    memory = load_engine(deployment.engine.name).memory_budget(deployment.with_default_context())
+    return add_tier_memory(deployment, memory) if deployment.recipe.tiers.ram_gib else memory
 
 
 @functools.cache

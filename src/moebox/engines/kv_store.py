@@ -45,5 +45,6 @@ def store_folder(deployment: Deployment, *, outside: bool = False) -> str:
 
 def expand_store_folder(recipe: Recipe) -> Recipe:
     """Return the recipe with its store in the home of this user."""
-    tiers = replace(recipe.tiers, folder=os.path.expanduser(recipe.tiers.folder))
-    return replace(recipe, kv_tiers=tiers) if recipe.kv_tiers else recipe
+    if recipe.kv_tiers is None:
+        return recipe
+    return replace(recipe, kv_tiers=replace(recipe.kv_tiers, folder=os.path.expanduser(recipe.kv_tiers.folder)))

@@ -2,9 +2,9 @@
 
 from moebox.core import presets, registry, validation
 from moebox.core.catalogue import models
-from moebox.core.change import get_setting
 from moebox.core.deployment import Deployment
 from moebox.core.recipe import Hybrid, Recipe
+from moebox.core.setting import get_setting
 from moebox.core.traits import LAST_PORT, Traits
 from moebox.engines import flags
 from moebox.engines.arguments import canonical_name, flag_arguments, full_flag_name

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from moebox import codec, detect, files
-from moebox.checkpoint import ResolvedModel, look_up_model, resolve_model
+from moebox.checkpoint import ResolvedModel, deploy, look_up_model, resolve_model
 from moebox.core import catalogue, registry, validation
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
@@ -20,8 +20,8 @@ from moebox.core.setting import apply_settings, split_setting
 from moebox.data import FOLDER
 from moebox.detect import declared
 from moebox.errors import BadInput, UnknownName, suggest_names, suggest_path
-from moebox.flows.settings import with_setting
 from moebox.phantom import gguf_path
+from moebox.planner.candidates import recipe_draft
 from moebox.planner.fit import Misfit, find_misfit
 from moebox.store import calibrations
 from moebox.units import format_count
@@ -73,11 +73,35 @@ def is_recipe(name: str) -> bool:
     return known or (name not in catalogue.models() and name in run_recipes())
 
 
-def load_recipe(name: str, settings: Sequence[str] = ()) -> Recipe:
-    """Load a recipe by name or file, with the settings of --set (path=value) changed."""
+def load_deployment(name: str, settings: Sequence[str] = ()) -> Deployment:
+    """Load a recipe by name or file, change the settings of --set (path=value), and resolve it."""
+    recipe = load_recipe(name)
+    if not settings:
+        return deploy(recipe)
+    drafts = [text for text in settings if text.startswith("speculate")]  # they may need the model
+    recipe = apply_settings(recipe, [text for text in settings if text not in drafts])
+    return change_deployment(deploy(recipe), drafts)
+
+
+def change_deployment(deployment: Deployment, settings: Sequence[str]) -> Deployment:
+    """Change settings (path=value) but not the weights; `speculate=METHOD` takes what is known of that draft."""
+    for text in settings:
+        path, value = split_setting(text)
+        recipe = deployment.recipe
+        if path == "speculate":
+            recipe = replace(recipe, speculate=recipe_draft(deployment, value))
+        else:
+            recipe = apply_settings(recipe, [text])
+        deployment = deployment.with_recipe(recipe)
+    validation.validate_recipe(deployment.recipe)
+    return deployment
+
+
+def load_recipe(name: str) -> Recipe:
+    """Load a recipe by name or file."""
     path, known = Path(name), {**shipped_recipes(), **saved_recipes()}
     if name == PHANTOM and name not in known and not path.is_file():
-        return change_recipe(plan_phantom(calibrated_box()).recipe, settings)
+        return plan_phantom(calibrated_box()).recipe
     if not (path.is_file() if name in known else path.exists()):
         is_name = not name.endswith(".toml")
         known |= run_recipes() if is_name and name not in known else {}
@@ -87,17 +111,7 @@ def load_recipe(name: str, settings: Sequence[str] = ()) -> Recipe:
         if name not in known:
             raise BadInput(f"no recipe {name!r}", hint=f"a .toml file, or {near}")
         path = known[name]
-    return change_recipe(validation.read_recipe(path), settings)
-
-
-def change_recipe(recipe: Recipe, settings: Sequence[str]) -> Recipe:
-    """Return a recipe with settings (path=value) changed; `speculate=METHOD` takes what is known of that draft."""
-    for text in settings:
-        path, value = split_setting(text)
-        recipe = with_setting(recipe, path, value) if path == "speculate" else apply_settings(recipe, [text])
-    if settings:
-        validation.validate_recipe(recipe)
-    return recipe
+    return validation.read_recipe(path)
 
 
 def is_phantom(name: str) -> bool:

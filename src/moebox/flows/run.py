@@ -266,8 +266,8 @@ class Runner:
                 text = f"the endpoint did not pass the checks ({failure})"
                 raise AnswerIsNo(text, hint=f"evidence in {self.run.path}")
             for check in checks.rungs:
-                if check.habits:
-                    self.report_news(f"{check.name}: known quirk of {'; '.join(check.habits)}")
+                if check.quirks:
+                    self.report_news(f"{check.name}: known quirk of {'; '.join(check.quirks)}")
 
         self._with_engine(check_endpoint)
 
@@ -316,7 +316,7 @@ class Runner:
         }
         requests, failed = sum(row.num_prompts for row in rows), sum(row.bad_requests for row in rows)
         known = sum(times for row in rows for error, times in row.errors.items() if is_transient(error))
-        for name, count in (("requests_failed", failed - known), ("failed_by_a_known_habit", known)):
+        for name, count in (("requests_failed", failed - known), ("failed_by_a_known_quirk", known)):
             if count > 0:
                 self._figures[name] = f"{count} of {requests}"
 

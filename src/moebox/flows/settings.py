@@ -8,8 +8,8 @@ from typing import Any
 from moebox import codec, engines
 from moebox.checkpoint import deploy
 from moebox.core import registry, validation
-from moebox.core.change import get_setting, with_settings
-from moebox.core.recipe import Recipe, Speculate
+from moebox.core.recipe import Recipe
+from moebox.core.setting import get_setting, with_settings
 from moebox.errors import BadInput, refuse_if, suggest_names
 from moebox.planner import candidates
 from moebox.planner.constraints import DRAFT_METHODS
@@ -39,7 +39,7 @@ def checks_for(path: str) -> tuple[str, ...]:
 def with_setting(recipe: Recipe, path: str, value: Any) -> Recipe:
     """Change one setting. Raise BadInput if there is no such setting or value."""
     if path == "speculate" and isinstance(value, str):
-        value = _make_draft(recipe, value)
+        value = candidates.recipe_draft(deploy(recipe), value)
     return with_settings(recipe, {path: value})
 
 
@@ -49,26 +49,13 @@ def current_value(recipe: Recipe, path: str) -> Any:
     return codec.to_plain(get_setting(recipe, path))
 
 
-def _make_draft(recipe: Recipe, method: str) -> Speculate | None:
-    """The recipe's own settings for that draft method, else those known for its model."""
-    if method == "none":
-        return None
-    if recipe.speculate and recipe.speculate.method == method:
-        return recipe.speculate
-    deployment = deploy(recipe)
-    if deployment.is_known:
-        return candidates.make_draft(deployment.model, method, recipe.runtime.preset)
-    refuse_if(method == "eagle3", "the recipe names no draft model", hint="[speculate] draft = …")
-    return Speculate(method=method)
-
-
 def draft_problem(recipe: Recipe, method: str) -> str:
     """Why the recipe cannot use that draft method, or ""."""
     traits = registry.engine_traits(recipe.engine)
     if method in DRAFT_METHODS and method not in (*traits.draft_methods, "none"):
         return f"{traits.title} has no {method} drafts"
     try:
-        _make_draft(recipe, method)
+        candidates.recipe_draft(deploy(recipe), method)
     except BadInput as problem:
         return problem.message
     return ""

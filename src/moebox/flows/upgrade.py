@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from moebox import engines
 from moebox.checkpoint import deploy
 from moebox.core.box import Box
-from moebox.core.change import get_setting
 from moebox.core.endpoint import Endpoint
 from moebox.core.engine_source import EngineSource, parse_source
 from moebox.core.recipe import Recipe
-from moebox.core.setting import apply_settings
+from moebox.core.setting import apply_settings, get_setting
 from moebox.core.upgrade_result import UPGRADE_FILE, Outcome, ProvenSide, UpgradeResult, speed_text
 from moebox.core.verdict import CheckResults, Mark
 from moebox.detect.conditions import ConditionsWatch
@@ -179,7 +178,7 @@ class _Trial(SideListener):
         side = ProvenSide(
             marks=marks,
             reasons={check.name: check.reason for check in rungs if marks[check.name] != "pass"},
-            quirks=tuple(sorted({quirk for check in rungs for quirk in check.habits})),
+            quirks=tuple(sorted({quirk for check in rungs for quirk in check.quirks})),
         )
         if judges.soak and "fail" not in (marks.get("alive"), marks.get("plain")):
             self.notify(f"{plural(effort.soak_requests, 'request')}, {effort.soak_concurrency} at once")

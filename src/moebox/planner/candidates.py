@@ -288,6 +288,19 @@ def make_draft(model: Model, method: str, preset: str = "") -> Speculate:
     return Speculate(method=method, draft="" if inside else name, tokens=DRAFT_LENGTHS[method])
 
 
+def recipe_draft(deployment: Deployment, method: str) -> Speculate | None:
+    """Return the recipe's own settings for that draft method, else those known for its model; None for "none"."""
+    recipe = deployment.recipe
+    if method == "none":
+        return None
+    if recipe.speculate and recipe.speculate.method == method:
+        return recipe.speculate
+    if deployment.is_known:
+        return make_draft(deployment.model, method, recipe.runtime.preset)
+    refuse_if(method == "eagle3", "the recipe names no draft model", hint="[speculate] draft = …")
+    return Speculate(method=method)
+
+
 def ggml_candidates(
     box: Box, model: Model, checkpoint: Checkpoint, engine: EngineName, constraints: Constraints
 ) -> Iterator[Candidate]:

@@ -70,8 +70,8 @@ class TableFindings(KernelFindings):
     bad: tuple[KnownFailure, ...] = ()
 
 
-def upgrade_caution(document: Json) -> Json:
-    """Until November 2026 a probe that passed with a remark had `caution`; it is a warning since."""
+def upgrade_check(document: Json) -> Json:
+    """Until November 2026 a probe that passed with a remark had `caution`, now a warning, and quirks were `habits`."""
     probes = [
         {
             **{name: value for name, value in probe.items() if name != "caution"},
@@ -79,7 +79,15 @@ def upgrade_caution(document: Json) -> Json:
         }
         for probe in get_objects(document, "probes")
     ]
-    return {**document, "probes": probes} if probes else document
+    new = {"quirks" if name == "habits" else name: value for name, value in document.items()}
+    return {**new, "probes": probes} if probes else new
+
+
+def upgrade_results(document: Json) -> Json:
+    checks = document.get("rungs")
+    if not isinstance(checks, list):
+        return document
+    return {**document, "rungs": [upgrade_check(check) if isinstance(check, dict) else check for check in checks]}
 
 
 def drop_described_box(document: Json) -> Json:
@@ -88,7 +96,8 @@ def drop_described_box(document: Json) -> Json:
 
 
 UPGRADES: dict[type[Any], tuple[Callable[[Json], Json], ...]] = {
-    CheckVerdict: (upgrade_caution,),
+    CheckVerdict: (upgrade_check,),
+    CheckResults: (upgrade_results,),
     Recipe: (drop_described_box,),
 }
 

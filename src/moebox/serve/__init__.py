@@ -6,7 +6,7 @@ session    start a recipe, wait until it answers, stop it
 ports      start it on a free port
 watch      follow the log of a starting engine
 faults     the ways a launch can fail
-facts      what a live engine answers; reality: compared with the plan
+facts      what a live engine answers, compared with the plan
 guard      the process between moebox and the engine
 state      records of running engines; keys: of moebox's own servers
 stop       stop engines of other moebox processes

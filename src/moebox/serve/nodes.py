@@ -164,7 +164,6 @@ def release_nodes(nodes: Nodes) -> None:
 def prepare_nodes(deployment: Deployment, run: Run, selection: NodeSelection, notify: Notify) -> PreparedLaunch:
     """Find the nodes, check them, and decide what each runs. Release an allocation if that fails."""
     recipe = deployment.recipe
-    selection.check_recipe(recipe)
     count = recipe.parallel.nodes
     if selection.hosts:
         nodes = nodes_over_ssh(read_hosts(selection.hosts), count, python=selection.python)

@@ -17,7 +17,7 @@ from moebox.core.plan import Launch
 from moebox.core.recipe import Recipe
 from moebox.engines.kv_store import expand_store_folder
 from moebox.environment import chosen_environment
-from moebox.errors import ExternalError, Unsupported, refuse_if
+from moebox.errors import BadInput, ExternalError, Unsupported
 from moebox.hub.client import find_snapshot
 from moebox.redact import key_spellings
 from moebox.serve import installs, oom, preflight, state
@@ -50,8 +50,8 @@ def prepare_launch(deployment: Deployment, *, name: str = "") -> PreparedLaunch:
     recipe = expand_store_folder(installs.with_installed_engine(deployment.recipe))
     deployment = with_fetched_file(deployment.with_recipe(recipe))
     key = os.environ.get(recipe.listen.key_env) if recipe.listen.key_env else None
-    text = f"the recipe takes its key from ${recipe.listen.key_env}, which is not set"
-    refuse_if(recipe.listen.key_env and not key, text)
+    if recipe.listen.key_env and not key:
+        raise BadInput(f"the recipe takes its key from ${recipe.listen.key_env}, which is not set")
     if recipe.parallel.nodes > 1:
         files = "`moebox render --as script|slurm|k8s` writes what each node runs"
         hint = "; ".join(["`moebox up --hosts FILE` or `--slurm`"] + [files] * (not deployment.engine.worker_programs))

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from moebox.core.recipe import Recipe
 from moebox.errors import refuse_if
 
 
@@ -58,11 +57,11 @@ class NodeSelection:
     def python(self) -> str:
         return self.settings.nodes.python
 
-    def check_recipe(self, recipe: Recipe) -> None:
+    def check_node_count(self, name: str, count: int) -> None:
         """Raise BadInput if nodes are named in two ways, or if the recipe runs on one node."""
         refuse_if(self.slurm and self.hosts, "--hosts and --slurm are two ways to name nodes; give one")
-        single = self.is_given and recipe.parallel.nodes < 2
-        refuse_if(single, f"{recipe.name} runs on one node", hint="plan it for a box of several: --box 2x8x-h200")
+        hint = "plan it for a box of several: --box 2x8x-h200"
+        refuse_if(self.is_given and count < 2, f"{name} runs on one node", hint=hint)
 
     @property
     def is_given(self) -> bool:

@@ -237,7 +237,7 @@ async def _run_check(session: CheckSession, check: Check, meter: _ProgressMeter)
         score=next((probe.score for probe in probes if probe.score), None),
         slips=failures,
         probes=tuple(probes),
-        habits=tuple(dict.fromkeys(quirks)),
+        quirks=tuple(dict.fromkeys(quirks)),
     )
     return excuse_check(session.engine, verdict)
 

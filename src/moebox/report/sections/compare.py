@@ -10,12 +10,12 @@ from moebox.assess.naming import (
     box_title,
     engine_title,
     find_checkpoint,
-    find_model,
     model_title,
     parallelism_title,
     placement_title,
     quant_title,
 )
+from moebox.core.catalogue import get_model
 from moebox.core.recipe import Hybrid, Recipe
 from moebox.report.block import (
     ReportTable,
@@ -178,7 +178,7 @@ def model_cells(record: RunRecord, index: int) -> tuple[TableCell, ...]:
     """Model, checkpoint, engine, layout and status of one run."""
     recipe = record.recipe
     assert recipe is not None
-    checkpoint, model = find_checkpoint(recipe), find_model(recipe.model)
+    checkpoint, model = find_checkpoint(recipe), get_model(recipe.model)
     size = checkpoint.total_bytes if checkpoint else 0
     moe = model.moe if model else None
     draft = f" + {recipe.speculate.method.upper()}" if recipe.speculate else ""

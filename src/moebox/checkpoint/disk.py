@@ -1,18 +1,108 @@
-"""Recognise weights on disk by architecture and shape.
+"""Read weights on disk, of which only headers are read, and recognise the model by architecture and shape.
 
 A folder or file of a known model is treated as that model under any name, with its parsers, drafts, images and
 restrictions. An unknown model gets the settings of its architecture, with a note.
 """
 
+import os
 import re
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+from moebox import codec
+from moebox.checkpoint import ResolvedModel, safetensors
+from moebox.checkpoint.config import checkpoint_from_config, model_from_config
+from moebox.checkpoint.gguf import read_gguf_model, slugify
 from moebox.core import catalogue, registry
 from moebox.core.families import architecture_support, find_family
-from moebox.core.model import Model
+from moebox.core.model import Checkpoint, Model
 from moebox.core.start_rules import engine_architectures
+from moebox.errors import BadInput
 
 GGUF_NAMES: dict[str, list[str]] = catalogue.load_table("weights")["gguf_architectures"]
+
+
+def model_from_file(path: Path) -> ResolvedModel:
+    """Read a GGUF file, or a config.json by itself."""
+    if path.suffix == ".json":
+        model, computed = _read_config(path, path.parent.name if path.name == "config.json" else path.stem)
+        return _recognise(model, computed, path.parent, _chat_template(path.parent))
+    model, checkpoint, template = read_gguf_model(path)
+    return _recognise(model, checkpoint, path, template, model.name)
+
+
+def model_from_folder(folder: Path) -> ResolvedModel:
+    """Read a Hugging Face folder, or a folder of GGUF files."""
+    config = folder / "config.json"
+    if not config.is_file():
+        files = sorted(folder.glob("*.gguf"))
+        if files:
+            return model_from_file(files[0])
+        hint = "name the folder that contains the weights, or a model of `moebox models`"
+        raise BadInput(f"{folder}: has neither config.json nor a .gguf file", hint=hint)
+    files = safetensors.shard_files(folder)
+    model, checkpoint = _read_config(config, folder.name)
+    checkpoint = replace(checkpoint, path=os.path.abspath(folder))
+    if not files:
+        index = safetensors.read_index(folder)
+        total = index.metadata.get("total_size") if index else None
+        if isinstance(total, int) and 0 < total < 2**50 and checkpoint.total_bytes:
+            checkpoint = scale_checkpoint(checkpoint, total)
+        found = _recognise(model, checkpoint, folder, _chat_template(folder))
+        basis = "the index's total" if checkpoint.how == "published" else "config.json"
+        note = f"{folder} holds no weights: bytes are computed from {basis}; `moebox up` needs them downloaded"
+        return replace(found, notes=(*found.notes, note))
+    sizes = safetensors.read_sizes(files, model.layers)
+    if not model.assumed:
+        safetensors.check_agreement(folder, model, sizes)
+    checkpoint = replace(
+        checkpoint,
+        bytes_by_component=dict(sizes.by_component),
+        layer_bytes=tuple(sizes.by_layer),
+        expert_layer_bytes=sizes.by_component["routed_experts"] // max(model.moe_layers, 1),
+        shards=len(files),
+        how="read",
+        source=str(folder),
+    )
+    return _recognise(model, checkpoint, folder, _chat_template(folder))
+
+
+def scale_checkpoint(checkpoint: Checkpoint, total: int) -> Checkpoint:
+    """Return the checkpoint with all components scaled so that they sum to `total` bytes."""
+    factor = total / checkpoint.total_bytes
+    sizes = {name: round(size * factor) for name, size in checkpoint.bytes_by_component.items()}
+    layer = round(checkpoint.expert_layer_bytes * factor)
+    return replace(checkpoint, bytes_by_component=sizes, expert_layer_bytes=layer, how="published")
+
+
+def _read_config(path: Path, name: str) -> tuple[Model, Checkpoint]:
+    # transformers writes Infinity, which JSON does not have (Nemotron 3's time_step_limit).
+    config = codec.parse_json(codec.read_text(path).replace("Infinity", "1e308"), where=str(path))
+    model = replace(model_from_config(config, name=name, where=str(path)), name=slugify(name))
+    return model, checkpoint_from_config(model, config, name, path.parent)
+
+
+def _chat_template(folder: Path) -> str:
+    for name in ("chat_template.jinja", "tokenizer_config.json"):
+        file = folder / name
+        if file.is_file():
+            return codec.read_text(file)
+    return ""
+
+
+def _recognise(model: Model, checkpoint: Checkpoint, path: Path, template: str, *names: str) -> ResolvedModel:
+    """Recognise the model. Parts of the path count as names, in a Hub cache the repository's too; links are kept."""
+    parts = tuple(part for part in Path(os.path.abspath(path)).parts[-5:] if len(part) > 1)
+    hints = WeightHints(names=(*names, *parts), template=template, quant=checkpoint.quant)
+    found, note = recognise_model(model, hints)
+    checkpoints = (replace(checkpoint, model=found.name),)
+    notes = [note] if note else []
+    if checkpoint.quant.endswith(" (unknown)"):
+        bits = f"as {checkpoint.bits_per_weight(model):.1f} bits a weight"
+        read = "from the files" if checkpoint.how == "read" else bits
+        text = f"quantisation {checkpoint.quant.split()[0]} is unknown: sizes are {read}, no engine is known to load it"
+        notes.append(text)
+    return ResolvedModel(model=found, checkpoints=checkpoints, notes=tuple(notes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +192,3 @@ def _likeliest_model(alike: list[Model], hints: WeightHints) -> Model:
         return thinks, native, known.released
 
     return max(alike, key=preference)
-
-
-def slugify(title: str) -> str:
-    """Make a name for recipes, files and command lines from a title such as "Kimi K2.6"."""
-    return re.sub(r"[^\w.-]+", "-", title).strip("-.").lower() or "model"
