@@ -74,6 +74,7 @@ class LogSearch:
         self.frames: tuple[str, ...] = ()  # before the exception
         # A matching line is evidence enough, so only symptoms of other engines are left out.
         self._watched = [watched for watched in _watched_symptoms() if watched[0].applies.covers_engine(engine)]
+        self._words = tuple({word: None for _, words in self._watched for word in words})
 
     def feed(self, data: bytes) -> list[Finding]:
         """Take the next piece and return the new findings in its complete lines."""
@@ -136,7 +137,8 @@ class LogSearch:
     def _search_part(self, part: bytes) -> list[Finding] | None:
         """Return the new findings of a line, or None if no line of its shape can mean anything."""
         words = part.translate(None, DIGITS).decode("utf-8", "replace")
-        candidates = [watched for watched in self._watched if any(word in words for word in watched[1])]
+        found = {word for word in self._words if word in words}
+        candidates = [watched for watched in self._watched if not found.isdisjoint(watched[1])] if found else []
         is_error = any(word in words for word in _ERROR_WORDS) or words.lstrip(". ").startswith("E ")
         if 'File "' in words:
             self._frames.append(words)
