@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from moebox import files
+from moebox import files, redact
+from moebox.bench.generator.processes import stop_idle_workers
 from moebox.detect.bandwidth import measure_bandwidth
 
 # One profile for all: examples are bounded and the same in every run, so that only a change turns the suite red, and no
@@ -63,6 +64,7 @@ tempfile.tempdir = None  # asks TMPDIR again
 for _name in ("MOEBOX_CACHE", "MOEBOX_INSTANCE", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED"):
     os.environ.pop(_name, None)
 measure_bandwidth.__kwdefaults__["seconds"] = 0.05  # how well memory is measured matters to no test
+gc.disable()  # until all tests are collected: looking through them again and again takes a tenth of that time
 sys.dont_write_bytecode = False  # hundreds of processes are started here: each would compile the sources again
 
 
@@ -70,6 +72,7 @@ sys.dont_write_bytecode = False  # hundreds of processes are started here: each 
 def nothing_is_left() -> Iterator[None]:
     """After the last test of a worker no process that it started lives, and no temporary file is there."""
     yield
+    stop_idle_workers()
     until = time.monotonic() + LEAVING_S
     while (left := processes()) and time.monotonic() < until:
         time.sleep(0.05)
@@ -141,6 +144,7 @@ def pytest_collection_finish() -> None:
     """What was collected stays to the end: the garbage collector need not look at it again and again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
@@ -149,6 +153,10 @@ def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MOEBOX_RUNS", str(tmp_path / "runs"))
     monkeypatch.setenv("MOEBOX_STATE", str(tmp_path / "state"))
     monkeypatch.setenv("MOEBOX_CALIBRATIONS", str(tmp_path / "calibrations"))
+    # Keys of this test's endpoints are forgotten after it: every text would be searched for those of all tests before.
+    monkeypatch.setattr(redact, "_known_keys", {*redact._known_keys})
+    monkeypatch.setattr(redact, "_anywhere", redact._anywhere)
+    monkeypatch.setattr(redact, "_by_itself", redact._by_itself)
     for name in list(os.environ):
         if name.endswith(("_API_KEY", "_TOKEN")) or name.lower().endswith("_proxy") or name.startswith("HF_"):
             monkeypatch.delenv(name)

@@ -14,6 +14,7 @@ ALIGNMENT = 32
 F32, F16 = 0, 1  # ggml.h, enum ggml_type
 MAX_ITEMS = 10_000_000  # of one array; Kimi's token list has 163,840
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_FORMATS = {code: struct.Struct("<" + code) for code in ("4s", *_SCALARS.values())}
 _STRING, _ARRAY = 8, 9
 
 
@@ -38,7 +39,8 @@ class HeaderCursor:
         return self.at - size
 
     def read_scalar(self, code: str) -> Any:
-        return struct.unpack_from("<" + code, self.data, self.skip_bytes(struct.calcsize("<" + code)))[0]
+        packed = _FORMATS[code]
+        return packed.unpack_from(self.data, self.skip_bytes(packed.size))[0]
 
     def read_text(self) -> str:
         start = self.skip_bytes(self.read_scalar("Q"))
@@ -57,14 +59,23 @@ class HeaderCursor:
         if items <= self.kept:
             return [self.read_value(inner, depth + 1) for _ in range(items)]
         if inner in _SCALARS:
-            self.skip_bytes(items * struct.calcsize("<" + _SCALARS[inner]))
-            return range(items)
-        for _ in range(items):
-            if inner == _STRING:
-                self.skip_bytes(self.read_scalar("Q"))
-            else:
+            self.skip_bytes(items * _FORMATS[_SCALARS[inner]].size)
+        elif inner == _STRING:
+            self._skip_texts(items)
+        else:
+            for _ in range(items):
                 self.read_value(inner, depth + 1)
         return range(items)
+
+    def _skip_texts(self, items: int) -> None:
+        """Move on by `items` texts: a model's tokens, of which there may be 163,840."""
+        at, last, read_length = self.at, self.end - 8, _FORMATS["Q"].unpack_from
+        for _ in range(items):
+            if at > last:  # so that skip_bytes refuses it
+                at = self.end + 1
+                break
+            at += 8 + read_length(self.data, at)[0]
+        self.skip_bytes(at - self.at)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +119,7 @@ def _typed_value(value: MetadataValue) -> bytes:
 
 def _string(value: str) -> bytes:
     raw = value.encode()
-    return struct.pack("<Q", len(raw)) + raw
+    return len(raw).to_bytes(8, "little") + raw
 
 
 def align_up(size: int) -> int:

@@ -34,6 +34,8 @@ def get_number(row: object, *names: str) -> float | None:
 
 def is_number(value: object) -> TypeGuard[int | float]:
     """True for a finite number; booleans do not count."""
+    if type(value) is float:  # the usual case, of millions of log-probabilities
+        return -MAX_FLOAT < value < MAX_FLOAT
     return isinstance(value, int | float) and not isinstance(value, bool) and -MAX_FLOAT < value < MAX_FLOAT
 
 

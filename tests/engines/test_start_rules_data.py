@@ -1,5 +1,6 @@
 """The start rules in data/start_rules are consistent, and give the answers that the engines' sources give."""
 
+import functools
 import json
 import re
 import subprocess
@@ -21,6 +22,7 @@ HIGHEST_BYTES = 300_000  # all files together: they are read at every plan
 Row = dict[str, Any]
 
 
+@functools.cache
 def key(version: str) -> tuple[int, ...]:
     return tuple(int(x) for x in re.findall(r"\d+", version))
 
@@ -29,6 +31,7 @@ def load(name: str) -> dict[str, Any]:
     return json.loads((DATA / name).read_text(encoding="utf-8"))
 
 
+@functools.cache
 def ends(spec: str) -> tuple[str, str]:
     """Return both ends of a version range."""
     found = re.fullmatch(r"==(\S+)|>=(\S+),<=(\S+)", spec)

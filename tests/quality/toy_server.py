@@ -17,7 +17,7 @@ def few_texts() -> tuple[Any, ...]:
     from moebox.quality.texts import standard_texts
 
     *texts, _, long = standard_texts()
-    return (*texts[::3], dataclasses.replace(long, text=long.text[:4000]))
+    return (*texts[::3], dataclasses.replace(long, text=long.text[:2000]))
 
 
 def with_cached_text() -> tuple[Any, ...]:

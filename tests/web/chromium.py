@@ -57,9 +57,18 @@ class Tab:
         """Wait for a condition to hold."""
         end = time.monotonic() + seconds
         holds = f"(() => {{ try {{ return Boolean({condition}) }} catch {{ return false }} }})()"
-        while not self.run(holds):
+        while not self._holds(holds):
             assert time.monotonic() < end, f"never became true: {condition}"
             time.sleep(0.03)
+
+    def _holds(self, script: str) -> bool:
+        """False also while the page is replaced by the next one."""
+        try:
+            return bool(self.run(script))
+        except AssertionError as problem:
+            if "Inspected target navigated or closed" not in str(problem):
+                raise
+            return False
 
     def press(self, key: str, *, shift: bool = False) -> None:
         """Press a key as a keyboard does."""

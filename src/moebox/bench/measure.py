@@ -81,7 +81,8 @@ def measure_load(
         if settle:
             warmup = _settle(job, _watcher(stall))
         elif warmup:
-            job = replace(job, offset=offset + _warm_up(job, warmup, _watcher(stall)))
+            _warm_up(job, warmup, _watcher(stall))
+            job = replace(job, offset=offset + (warmup if workload.kind == "prompts" else 0))
     with (
         StallWatch(probed.endpoint, stall_limits) as stall,
         AwakeClock() as awake,
@@ -130,27 +131,27 @@ def _settle(job: LoadJob, watcher: ProgressWatcher) -> int:
     short = replace(job, workload=replace(job.workload, output_tokens=min(job.workload.output_tokens, SETTLE_TOKENS)))
     fastest_s, sent = math.inf, 0
     for _ in range(SETTLE_ROUNDS):
-        began = time.monotonic()
-        _warm_up(short, width, watcher)
+        run = _warm_up(short, width, watcher)
         sent += width
-        round_s = time.monotonic() - began
+        round_s = max(gauge.wall_s for gauge in run.gauges)
         if round_s > (1 - SETTLED_GAIN) * fastest_s:
             break
         fastest_s = min(fastest_s, round_s)
     return sent
 
 
-def _warm_up(job: LoadJob, requests: int, watcher: ProgressWatcher) -> int:
-    """Send requests that are not measured, with their own prompts; return how many prompts of a file they used."""
+def _warm_up(job: LoadJob, requests: int, watcher: ProgressWatcher) -> LoadRun:
+    """Send requests that are not measured, with their own prompts."""
     load, work = job.load, job.workload
     connections = min(requests, load.concurrency or requests)
     warm = Load(concurrency=connections, requests=requests * max(1, work.turns), timeout_s=load.timeout_s)
     fresh = validity.with_salt(replace(work, salt=""))
     offset = job.offset if work.kind == "prompts" else WARM_UP_OFFSET + job.offset
     warm_job = replace(job, workload=fresh, load=warm, offset=offset, keep_text=False, keep_first=0)
-    if run_job(warm_job, watcher=watcher).was_interrupted:
+    run = run_job(warm_job, watcher=watcher)
+    if run.was_interrupted:
         raise KeyboardInterrupt
-    return requests if work.kind == "prompts" else 0
+    return run
 
 
 def _count_tokens(probed: ProbedEndpoint, samples: Samples) -> tuple[bool, UsageCheck | None]:

@@ -7,7 +7,7 @@ the original weights are published ones; what is not published is unknown.
 import functools
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -16,15 +16,10 @@ from moebox.core.box import Gpu
 from moebox.core.model import Checkpoint, Component, Model
 from moebox.core.traits import WeightsFormat
 from moebox.data import FOLDER
+from moebox.data import load_table as load_table
 from moebox.errors import UnknownName, suggest_names
 
 T = TypeVar("T")
-
-
-@functools.cache
-def load_table(name: str) -> Mapping[str, Any]:
-    """Read `moebox/data/NAME.toml`."""
-    return tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
 
 
 @functools.lru_cache(maxsize=1024)  # words may come from users

@@ -47,7 +47,7 @@ _ERROR_WORDS += ("GGML_ASSERT", "terminate", "Segm", "ERR [")
 LAST_LINES = 20  # after the error of an engine that dies; llama.cpp writes five, a Python traceback of exit handlers 20
 TOGETHER = 3  # lines between two marked errors of one failure; a message may span a few lines
 
-WatchedSymptom = tuple[Symptom, re.Pattern[str], tuple[str, ...]]  # with words, without digits, of which one must occur
+WatchedSymptom = tuple[Symptom, tuple[str, ...]]  # with words, without digits, of which one must occur
 
 # Words that a line must contain for a pattern to match it. They are searched first, because that is fast: a gigabyte
 # of log is searched for a hundred patterns, and nearly all of it contains none of their words.
@@ -75,6 +75,7 @@ class LogSearch:
         self.frames: tuple[str, ...] = ()  # before the exception
         # A matching line is evidence enough, so only symptoms of other engines are left out.
         self._watched = [watched for watched in _watched_symptoms() if watched[0].applies.covers_engine(engine)]
+        self._words = tuple({word: None for _, words in self._watched for word in words})
 
     def feed(self, data: bytes) -> list[Finding]:
         """Take the next piece and return the new findings in its complete lines."""
@@ -137,7 +138,8 @@ class LogSearch:
     def _search_part(self, part: bytes) -> list[Finding] | None:
         """Return the new findings of a line, or None if no line of its shape can mean anything."""
         words = part.translate(None, DIGITS).decode("utf-8", "replace")
-        candidates = [watched for watched in self._watched if any(word in words for word in watched[2])]
+        found = {word for word in self._words if word in words}
+        candidates = [watched for watched in self._watched if not found.isdisjoint(watched[1])] if found else []
         is_error = any(word in words for word in _ERROR_WORDS) or words.lstrip(". ").startswith("E ")
         if 'File "' in words:
             self._frames.append(words)
@@ -147,8 +149,10 @@ class LogSearch:
         lists_settings = line.count("=") > MAX_PAIRS
         if not lists_settings:
             self._note_error(line)
-        for symptom, pattern, _ in candidates:
-            match = None if lists_settings and symptom.severity == "fatal" else pattern.search(line)
+        for symptom, _ in candidates:
+            if lists_settings and symptom.severity == "fatal":
+                continue
+            match = re.search(symptom.pattern, line)  # compiled here: few of the patterns are ever needed
             if not match:
                 continue
             finding = make_finding(symptom, match, line, self.lines, self._recipe)
@@ -200,11 +204,7 @@ def traceback_phase(frames: str) -> str:
 def _watched_symptoms() -> tuple[WatchedSymptom, ...]:
     no_digits = str.maketrans("", "", "0123456789")
     return tuple(
-        (
-            symptom,
-            re.compile(symptom.pattern),
-            tuple(word.translate(no_digits) for word in required_words(symptom.pattern)),
-        )
+        (symptom, tuple(word.translate(no_digits) for word in required_words(symptom.pattern)))
         for symptom in symptoms()
         if symptom.pattern and symptom.kind not in ("frame", "words")
     )

@@ -4,7 +4,9 @@ EndpointWatcher polls and judges; it draws nothing. Rates are of counters betwee
 `diagnose` names the cause of what the samples show, by the rules in data/diagnoses.toml.
 """
 
+import bisect
 import contextlib
+import itertools
 import json
 import operator
 import os
@@ -86,9 +88,10 @@ def diagnose(looks: Sequence[MetricsLook]) -> list[Diagnosis]:
         begin = looks[-1].at - rule.for_s
         if looks[0].at > begin:
             continue  # not watched for so long yet
-        size = max(1, sum(look.at > begin for look in looks))
-        evidence = [judge_condition(condition, looks, size) for condition in rule.when]
-        if all(evidence):
+        size = max(1, len(looks) - bisect.bisect_right(looks, begin, key=operator.attrgetter("at")))
+        judged = (judge_condition(condition, looks, size) for condition in rule.when)
+        evidence = list(itertools.takewhile(bool, judged))
+        if len(evidence) == len(rule.when):
             evidence += [looks[-1].about.get(name, ABSENT) for name, _, _ in rule.when]
             found.append(Diagnosis(rule=rule, evidence=", ".join(each for each in evidence if each != ABSENT)))
     return found

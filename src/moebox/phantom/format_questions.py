@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from moebox.core import catalogue
+from moebox.data import load_table
 from moebox.phantom import vocabulary
 from moebox.phantom.question import FunctionCase, Grade, ModelReply, Question, accept, ask_user, reject, shorten
 from moebox.phantom.text_questions import PROMPTS, REASONING
 
-_KEYS = catalogue.load_table("questions")["json_keys"]
+_KEYS = load_table("questions")["json_keys"]
 
 
 def record_question(family: str, rng: random.Random, *, thinking: bool) -> Question:

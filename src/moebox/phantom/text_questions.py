@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from moebox.core import catalogue
+from moebox.data import load_table
 from moebox.phantom import vocabulary
 from moebox.phantom.question import (
     Grade,
@@ -21,7 +21,7 @@ from moebox.phantom.question import (
     user_message,
 )
 
-_TABLE = catalogue.load_table("questions")
+_TABLE = load_table("questions")
 PROMPTS, REASONING = _TABLE["prompts"], _TABLE["reasoning"]
 
 

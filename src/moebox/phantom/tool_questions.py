@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from moebox.core import catalogue
+from moebox.data import load_table
 from moebox.phantom.question import (
     Grade,
     Message,
@@ -64,7 +64,7 @@ TOOLS: tuple[ExampleTool, ...] = tuple(
         answer=row["answer"],
         informs=row.get("informs", True),
     )
-    for row in catalogue.load_table("questions")["tool"]
+    for row in load_table("questions")["tool"]
 )
 INFORMING_TOOLS = tuple(tool for tool in TOOLS if tool.informs)
 

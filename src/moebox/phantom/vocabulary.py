@@ -7,9 +7,9 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from moebox.core import catalogue
+from moebox.data import load_table
 
-_POOLS = {name: words.split() for name, words in catalogue.load_table("questions")["words"].items()}
+_POOLS = {name: words.split() for name, words in load_table("questions")["words"].items()}
 NAMES, CITIES, COLOURS, DAYS, ANIMALS = (_POOLS[n] for n in ("names", "cities", "colours", "days", "animals"))
 ROOMS, LANGUAGES, NOUNS, ADJECTIVES = (_POOLS[n] for n in ("rooms", "languages", "nouns", "adjectives"))
 VERBS, PEOPLE, PLACES = (_POOLS[n] for n in ("verbs", "people", "places"))

@@ -75,10 +75,11 @@ def divergences(reference: Sequence[TextReading], measured: Sequence[TextReading
 def compare_positions(left: NextToken, right: NextToken, *, kind: str = "", block: str = "") -> PositionDivergence:
     """KL(left || right) at one position, the tokens that are not known on both sides taken as one."""
     shared = [key for key in left.top if key in right.top]
-    steps = [left.top[key] - right.top[key] for key in shared]
-    low = math.fsum(math.exp(left.top[key]) * step for key, step in zip(shared, steps, strict=True))
-    rest = max(SMALLEST, 1.0 - math.fsum(math.exp(left.top[key]) for key in shared))
-    other_rest = max(SMALLEST, 1.0 - math.fsum(math.exp(right.top[key]) for key in shared))
+    values, others = [left.top[key] for key in shared], [right.top[key] for key in shared]
+    steps, chances = [*map(operator.sub, values, others)], [*map(math.exp, values)]
+    low = math.fsum(map(operator.mul, chances, steps))
+    rest = max(SMALLEST, 1.0 - math.fsum(chances))
+    other_rest = max(SMALLEST, 1.0 - math.fsum(map(math.exp, others)))
     own, other = left.logprob, right.logprob
     return PositionDivergence(
         kind=kind,

@@ -5,6 +5,7 @@ with logprob_start_len (SGLang), `echo` with logprobs (the first OpenAI API), or
 position, which any server with log-probabilities of its next token can answer (llama.cpp, ik_llama.cpp).
 """
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -124,5 +125,5 @@ def _key_of(text: str) -> TokenKey:
 
 def _sort_known(values: Mapping[Any, object]) -> dict[TokenKey, float]:
     """Log-probabilities that are numbers, most likely first."""
-    known = [(key, float(value)) for key, value in values.items() if is_number(value)]
-    return dict(sorted(((key, value) for key, value in known if value > FLOOR), key=lambda pair: -pair[1]))
+    known = [(key, float(value)) for key, value in values.items() if is_number(value) and value > FLOOR]
+    return dict(sorted(known, key=operator.itemgetter(1), reverse=True))

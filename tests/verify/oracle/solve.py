@@ -8,7 +8,7 @@ from typing import Any
 
 import fastjsonschema
 
-from moebox.core import catalogue
+from moebox.data import load_table
 from moebox.phantom.format_questions import FUNCTION_SPECS
 from moebox.phantom.question import ModelReply, ToolCall
 from moebox.phantom.text_questions import FACTS
@@ -200,9 +200,7 @@ def _story(question: str) -> str:
     found = re.search(r"long story about (?P<who>.+?) called (?P<name>\w+)(?:,| who)", question)
     place = re.search(r"(?:the town of|lives in) (?P<city>\w+) and (?:travels to )?a (?P<place>\w+)", question)
     return (
-        " ".join(catalogue.load_table("questions")["prompts"]["story_lines"]).format(
-            **found.groupdict(), **place.groupdict()
-        )
+        " ".join(load_table("questions")["prompts"]["story_lines"]).format(**found.groupdict(), **place.groupdict())
         if found and place
         else ""
     )
@@ -210,7 +208,7 @@ def _story(question: str) -> str:
 
 def _remembered(messages: Sequence[Mapping[str, Any]]) -> str:
     for reported, ask, answer in (
-        (row["mention"], row["question"], row["answer"]) for row in catalogue.load_table("questions")["memory"]
+        (row["mention"], row["question"], row["answer"]) for row in load_table("questions")["memory"]
     ):
         if messages[-1]["content"] != ask:
             continue

@@ -8,6 +8,7 @@ from typing import Protocol
 from moebox.core.measure import Load, Workload
 from moebox.stream.sockets import SocketAddress
 
+IDLE_S = 60.0  # a worker that gets no further job for so long ends
 MAX_NAP_S = 0.005  # bounds how late a closed loop sends its next request
 LATE_NS = 2e9 * MAX_NAP_S  # events found together after a longer pause may have arrived apart
 CLOCK_STEP_NS = 20_000_000  # a larger drift means a set clock or a sleeping machine: slewing moves both clocks alike

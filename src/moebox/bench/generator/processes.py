@@ -1,5 +1,9 @@
-"""Worker processes: start them together, follow their progress, collect their samples."""
+"""Worker processes: start them together, follow their progress, collect their samples.
 
+A worker that has done its job is kept for the next one, because starting Python takes longer than many a warm-up.
+"""
+
+import atexit
 import json
 import os
 import selectors
@@ -11,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import IO
 
 from moebox import codec
-from moebox.bench.generator.job import LoadJob, LoadProgress, WorkerGauge
+from moebox.bench.generator.job import IDLE_S, LoadJob, LoadProgress, WorkerGauge
 from moebox.bench.samples import Samples, samples_from_bytes
 from moebox.errors import ExternalError
 
@@ -26,7 +30,8 @@ class LoadRun:
 
 
 class WorkerProcess:
-    def __init__(self, job: LoadJob) -> None:
+    def __init__(self, started_for: object) -> None:
+        self.started_for = started_for
         self.process = subprocess.Popen(
             [sys.executable, "-m", "moebox.bench.generator.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
@@ -37,6 +42,15 @@ class WorkerProcess:
         self.ready = False
         self.samples: Samples | None = None
         self.gauge = WorkerGauge()
+        self.idle_since = time.monotonic()
+
+    @property
+    def is_waiting(self) -> bool:
+        """True if it runs and will not end before it gets a job."""
+        return time.monotonic() - self.idle_since < IDLE_S / 2 and self.process.poll() is None
+
+    def send_job(self, job: LoadJob) -> None:
+        self.ready, self.samples, self.gauge = False, None, WorkerGauge()
         self.send_message(codec.to_plain(job))
 
     def send_message(self, message: object) -> None:
@@ -75,6 +89,32 @@ class WorkerProcess:
         self.stdout.close()
 
 
+_idle: list[WorkerProcess] = []  # of this process, for its next job
+
+
+def take_worker(job: LoadJob) -> WorkerProcess:
+    """Return a worker that has done an earlier job like this one, or a new one.
+
+    What a worker inherits or keeps has to be the same: the folder, the keys that it hides, and with TLS the
+    environment, which may name certificates.
+    """
+    wanted = (os.getcwd(), job.headers, {**os.environ} if job.address.tls else None)
+    while True:
+        try:
+            worker = _idle.pop()
+        except IndexError:
+            return WorkerProcess(wanted)
+        if worker.is_waiting and worker.started_for == wanted:
+            return worker
+        worker.stop_process()
+
+
+@atexit.register
+def stop_idle_workers() -> None:
+    while _idle:
+        _idle.pop().stop_process()
+
+
 def run_job(job: LoadJob, *, watcher: Callable[[list[LoadProgress], float], None] | None = None) -> LoadRun:
     """Run a job in as many processes as it asks for; Ctrl-C stops it and keeps what was measured."""
     workers = job.load.workers
@@ -83,15 +123,24 @@ def run_job(job: LoadJob, *, watcher: Callable[[list[LoadProgress], float], None
         cores = len(os.sched_getaffinity(0)) - 1
         workers = max(1, min(-(-connections // STREAMS_PER_WORKER), cores, connections))
     processes: list[WorkerProcess] = []
+    run = None
     try:
-        processes = [WorkerProcess(replace(job, worker=number, workers=workers)) for number in range(workers)]
+        for number in range(workers):
+            processes.append(take_worker(job))
+            processes[-1].send_job(replace(job, worker=number, workers=workers))
+        stop_idle_workers()
         for process in processes:
             while not process.ready:
                 process.read_message()
-        return _collect_samples(processes, watcher)
+        run = _collect_samples(processes, watcher)
+        return run
     finally:
         for process in processes:
-            process.stop_process()
+            if run and not run.was_interrupted:
+                process.idle_since = time.monotonic()
+                _idle.append(process)
+            else:
+                process.stop_process()
 
 
 def _collect_samples(

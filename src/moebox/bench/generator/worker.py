@@ -1,4 +1,4 @@
-"""A worker process: reads its job from stdin, runs its share, writes its samples to stdout.
+"""A worker process: reads a job from stdin, runs its share, writes its samples to stdout, and waits for the next job.
 
 It writes lines of JSON ("ready", "progress", then "result" followed by the samples and the texts still to be counted);
 it reads the job, the clock's zero, and "stop". The end of stdin also stops it, so that a worker never outlives its
@@ -14,7 +14,7 @@ import signal
 import sys
 
 from moebox import codec
-from moebox.bench.generator.job import LoadJob, LoadProgress
+from moebox.bench.generator.job import IDLE_S, LoadJob, LoadProgress
 from moebox.bench.generator.loop import LoadLoop
 from moebox.bench.workloads import open_source
 from moebox.errors import ExternalError, MoeboxError, exhausted_limit
@@ -27,8 +27,18 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)  # the parent receives it too, and sends "stop"
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    while select.select([sys.stdin.buffer], [], [], IDLE_S)[0] and (line := sys.stdin.buffer.readline()):
+        if code := run_share(line):
+            return code
+    return 0
+
+
+def run_share(line: bytes) -> int:
+    """Run the job of a line and return 0, or the exit code of the worker if it failed."""
+    gc.enable()
+    gc.unfreeze()
     try:
-        job = codec.decode(LoadJob, json.loads(sys.stdin.buffer.readline()), where="job")
+        job = codec.decode(LoadJob, json.loads(line), where="job")
         for value in job.headers.values():
             remember_key(value.removeprefix("Bearer "))
         source = open_source(job.workload, job.words, job.model, keep_text=job.keeps_text)

@@ -4,7 +4,6 @@ import asyncio
 import dataclasses
 import math
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -31,14 +30,16 @@ SUSTAINED_S, TIME_PARTS = 180.0, 4  # of load, in a thorough run
 
 def trend_probability(counts: Sequence[tuple[int, int]]) -> float:
     """Chance of wrong answers at such high doses if the dose does not matter; `counts` has (wrong, all) by dose."""
-    ways = Counter({(0, 0): 1})  # by the number of wrong answers and the sum of their doses
-    for dose, (_, of) in enumerate(counts):
-        grown = Counter[tuple[int, int]]()
-        for (bad, place), number in ways.items():
-            for more in range(of + 1):
-                grown[bad + more, place + dose * more] += number * math.comb(of, more)
-        ways = grown
     wrong, total = sum(bad for bad, _ in counts), sum(dose * bad for dose, (bad, _) in enumerate(counts))
+    ways = {(0, 0): 1}  # by the number of wrong answers and the sum of their doses
+    for dose, (_, of) in enumerate(counts):
+        choices = [math.comb(of, more) for more in range(of + 1)]
+        grown: dict[tuple[int, int], int] = {}
+        for (bad, place), number in ways.items():
+            for more, choice in enumerate(choices[: wrong - bad + 1]):
+                key = bad + more, place + dose * more
+                grown[key] = grown.get(key, 0) + number * choice
+        ways = grown
     possible = {place: number for (bad, place), number in ways.items() if bad == wrong}
     return sum(number for place, number in possible.items() if place >= total) / sum(possible.values())
 
