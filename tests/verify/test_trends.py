@@ -48,7 +48,7 @@ def test_one_dose_shows_no_trend_and_does_not_pass(oracle: str):
 
     assert {name for name, probe in probes.items() if probe.verdict == "pass"} == {"turns"}
     assert probes["length"].reason == "one dose shows no trend: right 2 of 2 at 10 words"
-    assert probes["streams"].reason == "one dose shows no trend: right 2 of 2 at 1 at once"
+    assert probes["streams"].reason == "one dose shows no trend: right 1 of 1 at 1 at once"
     assert probes["temperature"].reason == "no code was found that the model is certain of, by its log-probabilities"
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from moebox import codec
+from moebox.core import catalogue
 from moebox.core.endpoint import AUTH_STATUSES, Endpoint
 from moebox.core.event import CheckDone
 from moebox.core.quirks import excuse_check, excuse_results, quirks_shown
@@ -22,7 +23,7 @@ from moebox.stream import run_to_end
 from moebox.verify.causes import explain_failure
 from moebox.verify.checks import CHECKS
 from moebox.verify.client import UNREACHABLE, ExchangeClient, MachineLimit
-from moebox.verify.options import CHECK_NAMES, VerifyOptions
+from moebox.verify.options import CHECK_NAMES, LEFT_OUT, VerifyOptions
 from moebox.verify.session import MAX_HANGS, EndpointUnusable, ProbeFailed, ProbeSkipped, ProbeWarning
 from moebox.verify.statistics import describe_failure, failure_kind, format_share
 from moebox.verify.trials import Check, CheckSession, ProbeFunction
@@ -212,10 +213,11 @@ async def _run_check(session: CheckSession, check: Check, meter: _ProgressMeter)
     unusable = ""
     session.suspects = []
     session.offered_tools = ()  # the probes of a check share their tools: a prefix cache then knows them
+    left_out = catalogue.load_table("check_requests")["not_quick"].get(check.name, ()) if session.options.brief else ()
     for name, function in check.probes.items():
         unusable = unusable or _budget_problem(session)
-        if unusable:
-            probes.append(Probe(name=name, verdict="skip", reason=unusable))
+        if unusable or name in left_out:
+            probes.append(Probe(name=name, verdict="skip", reason=unusable or LEFT_OUT))
             continue
         meter.begin_probe(check, name)
         probe, unusable = await _run_probe(session, check.name, name, function)

@@ -40,7 +40,7 @@ class RouteReader:
     """
 
     def __init__(self, session: CheckSession) -> None:
-        self.session, self.top, self.allowed = session, 0, 0.0
+        self.session, self.top, self.allowed, self.problem = session, 0, 0.0, ""
         self.chars = CHARS if session.is_roomy else CHARS // 2
         self.alone: dict[str, list[NextToken]] = {}  # by text
         session.route_reader = self
@@ -49,12 +49,15 @@ class RouteReader:
         """Find out whether the server gives log-probabilities, and measure its noise. Raise ProbeSkipped if not."""
         if self.allowed:
             return
+        if self.problem:
+            raise ProbeSkipped(self.problem)
         for self.top in TOPS:
             text = self.draw_text(self.chars)
             if found := await self.read(text, fresh=True):
                 break
         else:
-            raise ProbeSkipped("no log-probabilities of more than one token at /v1/completions")
+            self.problem = "no log-probabilities of more than one token at /v1/completions"
+            raise ProbeSkipped(self.problem)
         noise = [apart(found, await self.read(text, fresh=True)) for _ in range(NOISE_READINGS)]
         if max(noise) > 1 / NOISE_FACTOR:
             raise ProbeSkipped(f"the same request moves {max(noise):.0%} of the probability: nothing can be compared")
@@ -157,7 +160,7 @@ async def read_in_slots(reader: RouteReader, text: str) -> list[list[NextToken]]
 
 async def read_beside_long(reader: RouteReader, text: str) -> list[list[NextToken]]:
     """A short prompt beside much longer ones."""
-    long = [reader.read(reader.draw_text(size * reader.chars), fresh=True) for size in (1, 3)]
+    long = [reader.read(reader.draw_text(size * reader.chars), fresh=True) for size in (1, 2)]
     return (await asyncio.gather(reader.read(text, fresh=True), *long))[:1]
 
 

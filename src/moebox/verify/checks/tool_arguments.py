@@ -37,9 +37,10 @@ async def probe_argument_shapes(session: CheckSession) -> str | ProbeWarning:
     other_value = ""  # the first call with another value than its schema allows
     for number, (name, question, schema) in enumerate(SHAPES):
         session.trial_progress = (number + 1, len(SHAPES))
-        if name == LONG_TOOL and 2 * fitting <= made:  # takes long, and is judged only if schemas are enforced
+        brief = session.options.brief
+        if name == LONG_TOOL and (brief or 2 * fitting <= made):  # long, and judged only if schemas are enforced
             continue
-        for stream in (True,) if name in (LONG_TOOL, MCP_TOOL) else (False, True):
+        for stream in (True,) if brief or name in (LONG_TOOL, MCP_TOOL) else (False, True):
             with skip_if_rejected("the server does not accept such tools"):
                 answer = await session.chat(
                     [{"role": "user", "content": question}],
