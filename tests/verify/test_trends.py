@@ -34,8 +34,8 @@ def test_a_fault_that_grows_with_the_dose_is_found(oracle: str, server: str):
 
 
 def test_a_rate_that_is_the_same_at_every_dose_is_no_trend(oracle: str):
-    """One answer in thirty is empty, whatever is asked: counted, and not called a trend."""
-    check = check_trends(oracle, "empty-at-times@30")
+    """One answer in fifteen is empty, whatever is asked: counted, and not called a trend."""
+    check = check_trends(oracle, "empty-at-times@15")
 
     assert check.verdict in ("warn", "fail")
     assert not any("accuracy falls" in probe.reason for probe in check.probes)

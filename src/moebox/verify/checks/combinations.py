@@ -41,7 +41,7 @@ NEUTRAL = ("streamed", "a stop string", "logprobs", "among others", "beside a ca
 ABSENT_STOP = "⟦end of the letter⟧"  # is in no answer
 NEIGHBOUR_FAMILIES = ("json_schema", "tool_call")
 NEIGHBOUR_TOKENS = 16
-QUICK_ROWS = 10  # of the list of pairs, which begins with the rows that cover most
+QUICK_ROWS, BRIEF_ROWS = 10, 6  # of the list of pairs, which begins with the rows that cover most
 CANDIDATES = 60  # rows from which each next one of the list is chosen
 CONFIRMATIONS = 2
 MAX_REDUCED = 4  # failing combinations that are reduced to their cause
@@ -242,7 +242,7 @@ async def probe_combinations(session: CheckSession) -> str | ProbeWarning:
     features, trials = offered_features(session), session.options.trials
     rows = cover_combinations(features, 3 if trials >= TRIALS["thorough"] else 2, session.rng)
     if trials <= TRIALS["quick"]:
-        rows = rows[:QUICK_ROWS]
+        rows = rows[: BRIEF_ROWS if session.options.brief else QUICK_ROWS]
     # Prompts that begin alike follow each other, for a prefix cache
     rows.sort(key=lambda row: (FAMILIES[row["task"]], row["system"], row["history"], row["thinking"]))
     probe = CombinationProbe(session, features)

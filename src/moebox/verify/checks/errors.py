@@ -115,7 +115,7 @@ async def probe_beside_disconnects(session: CheckSession) -> str:
     parallel, rounds = session.options.parallel, session.options.trial_share(0.13, 1)
     for number in range(rounds):
         session.trial_progress = (number + 1, rounds)
-        question = session.draw("count", start=1, end=24)
+        question = session.draw("count", start=1, end=40)
         streams = [session.client.post_and_disconnect(session.chat_url, body) for _ in range(parallel)]
         leaving = asyncio.gather(*streams)
         answer = await session.ask_question(question, stream=True)

@@ -12,7 +12,7 @@ from moebox.verify.tokens import count_prompt_tokens
 from moebox.verify.trials import Check, CheckSession, judge_answer
 
 UNASKED_TOKENS = 16384  # at most, if the user gave no length
-BRIEF_TOKENS = 1024  # at most, in a quick run
+BRIEF_TOKENS = 768  # at most, in a quick run
 UNASKED_S = 10.0  # of prefill at most, if the user gave no length
 ANNOUNCED_S = 60.0  # at most for one prompt of the announced length
 SLOWER_FACTOR = 2.0  # times the seconds per token that a very long prompt takes

@@ -110,7 +110,7 @@ async def probe_plain_stream(session: CheckSession) -> str | ProbeWarning:
 
 async def probe_pieces(session: CheckSession) -> ProbeWarning | None:
     """A long answer comes in many pieces, complete to its last number, with one finish_reason."""
-    question = session.draw("count", start=1, end=20)
+    question = session.draw("count", start=1, end=32)
     answer = await session.ask_question(question, stream=True)
     exchange = session.exchanges[-1]
     if answer.chunks < MIN_PIECES:

@@ -189,15 +189,17 @@ async def probe_choice_named(session: CheckSession) -> Score:
     def choose(question: Question) -> dict[str, object]:
         return {"tool_choice": {"type": "function", "function": {"name": question.expect[0][0]}}}
 
-    return await _run_choice(session, "by name", QuestionAttempt(session, "tool_call", judge=judge, settings=choose))
+    return await _run_choice(session, "by name", QuestionAttempt(session, "tool_call", judge=judge, settings=choose), 1)
 
 
-async def _run_choice(session: CheckSession, choice: str, attempt: QuestionAttempt) -> Score:
+async def _run_choice(session: CheckSession, choice: str, attempt: QuestionAttempt, least: int = 2) -> Score:
+    """Few trials: `prompts` forces many calls, `shapes` and `combinations` name many."""
+
     async def accepted_attempt(stream: bool) -> TrialOutcome:
         with skip_if_rejected(f"the server does not accept tool_choice {choice}"):
             return await attempt(stream)
 
-    return await session.run_both_modes("tool-choice", accepted_attempt, 0.25)  # `prompts` forces many more calls
+    return await session.run_both_modes("tool-choice", accepted_attempt, 0.12, least)
 
 
 async def probe_response_format(session: CheckSession) -> str | ProbeWarning:
