@@ -172,7 +172,10 @@ class _ProgressMeter:
     def __init__(self, session: CheckSession, checks: Sequence[Check], on_progress: OnProgress | None) -> None:
         self.session, self.on_progress = session, on_progress
         self.began = time.monotonic()
-        self.total = sum(check.request_estimate for check in checks)
+        self.total = 0.0
+        for check in checks:
+            made = len(check.probes) - len(_left_out(session.options, check))
+            self.total += check.request_estimate * made / len(check.probes)
         self.done = 0.0
         self.check = self.probe = ""
         self.part = 0.0  # estimated requests of the present probe
@@ -213,7 +216,7 @@ async def _run_check(session: CheckSession, check: Check, meter: _ProgressMeter)
     unusable = ""
     session.suspects = []
     session.offered_tools = ()  # the probes of a check share their tools: a prefix cache then knows them
-    left_out = catalogue.load_table("check_requests")["not_quick"].get(check.name, ()) if session.options.brief else ()
+    left_out = _left_out(session.options, check)
     for name, function in check.probes.items():
         unusable = unusable or _budget_problem(session)
         if unusable or name in left_out:
@@ -242,6 +245,12 @@ async def _run_check(session: CheckSession, check: Check, meter: _ProgressMeter)
         habits=tuple(dict.fromkeys(quirks)),
     )
     return excuse_check(session.engine, verdict)
+
+
+def _left_out(options: VerifyOptions, check: Check) -> Sequence[str]:
+    """Names of the probes that a quick run does not make."""
+    left_out: Sequence[str] = catalogue.load_table("check_requests")["not_quick"].get(check.name, ())
+    return left_out if options.brief else ()
 
 
 def _budget_problem(session: CheckSession) -> str:
