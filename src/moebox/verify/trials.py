@@ -82,8 +82,9 @@ class TrialSeries:
 
     def __init__(self, session: ServerSession, kind: KindName, planned: int, stream: bool) -> None:
         self.session, self.kind, self.stream = session, kind, stream
-        # After a failure even one planned trial becomes as many as it takes to judge a model
-        self.planned, self.most = planned, max(planned * session.options.patience, 2 * MIN_MODEL_TRIALS)
+        self.planned, self.most = planned, planned * session.options.patience
+        if self.most > planned:  # after a failure even one planned trial becomes as many as it takes to judge a model
+            self.most = max(self.most, 2 * MIN_MODEL_TRIALS)
         self.of = 0
         self.failures: Counter[Attribution] = Counter()
         self.first: dict[Attribution, str] = {}
