@@ -10,6 +10,8 @@ from xml.etree import ElementTree
 import pytest
 
 from moebox.cli import main
+from moebox.core import catalogue
+from moebox.verify.checks import CHECKS
 from moebox.verify.options import CHECK_NAMES
 
 from ..flows.pipelines import until
@@ -200,3 +202,26 @@ def test_a_few_checks_are_not_a_full_pass(oracle: str, capsys: pytest.CaptureFix
     assert f"moebox bench {oracle}/correct/v1" in shown
     assert main(["runs"]) == 0
     assert " in part " in capsys.readouterr().out
+
+
+def test_a_quick_run_names_what_it_left_out(oracle: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """And what its few trials can miss; a normal run leaves out nothing of these checks."""
+    words = ["verify", f"{oracle}/correct", "--only", "alive,cache,trends", "--set", "seed=1", "--effort"]
+
+    assert main([*words, "quick"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "; left out: returning" in shown
+    assert "trends not tried; left out: length, turns, streams, temperature" in shown
+    assert "4 trials of the usual requests" in shown
+    assert "but for what was left out; a fault in 1 of 3 with 80%, in 1 of 10 with 34%" in shown
+    assert main([*words, "normal"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "left out" not in shown
+    assert "what always fails is seen; a fault in 1 of 3 with 96%" in shown
+
+
+def test_the_probes_of_not_quick_exist():
+    """A renamed probe would silently be made again."""
+    probes = {check.name: set(check.probes) for check in CHECKS}
+    for check, names in catalogue.load_table("check_requests")["not_quick"].items():
+        assert set(names) <= probes[check]

@@ -235,7 +235,7 @@ def test_an_announced_context_below_the_real_one_hides_nothing(oracle: str):
     (agents,) = (check for check in results.rungs if check.name == "agents")
 
     assert marks == {"alive": "pass", "plain": "pass", "thinking": "pass", "agents": "pass", "limits": "fail"}
-    assert {probe.name: probe.reason for probe in agents.probes}["rounds with thinking"] == "5 rounds"
+    assert {probe.name: probe.reason for probe in agents.probes}["rounds with thinking"] == "3 rounds"
 
 
 def test_every_check_has_a_server_that_fails_it():

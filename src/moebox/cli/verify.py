@@ -68,8 +68,9 @@ def verify(
     Args:
         only: Only these checks (comma-separated or repeated).
         from_: Begin with this check.
-        effort: quick makes 4 trials of each kind of request, which finds what always breaks; normal 8; thorough 48 of
-            larger designs, which finds what breaks once in ten almost surely.
+        effort: quick makes 4 trials of the usual requests, one of others, and leaves out the dearest probes, which it
+            names; normal makes 8 of the usual ones; thorough 48 of larger designs, which finds what breaks once in ten
+            almost surely.
         context: Length of the long text in tokens, like 64k. Default: 16k, and the server's limit if that is quick.
         settings: Another option, repeatable: trials=20 of each kind, parallel=8 requests at once, thinking=yes or
             vision=no if the model must or must not, deadline_s=5m of one request, time_s=30m of all checks, seed=1 for
@@ -107,7 +108,7 @@ def verify(
     if junit:
         write_file(junit, to_junit_xml(results))
     document = {**results_document(results), "run": str(kept.path)}
-    print_result(json, document, lambda: view.print_summary(results))
+    print_result(json, document, lambda: view.print_summary(results, options.trials))
     return exit_code(results.verdict == "pass" if options.strict else results.has_passed)
 
 
@@ -115,7 +116,7 @@ def parse_options(kind: type[T], effort: Effort, context: str, settings: Sequenc
     """Return the options of a verification. Raise BadInput for those of checks that are not chosen."""
     from moebox.verify.options import TIME_S, TRIALS
 
-    usual = kind(trials=TRIALS[effort], time_s=TIME_S[effort])
+    usual = kind(trials=TRIALS[effort], time_s=TIME_S[effort], brief=effort == "quick")
     tokens = flags.parse_token_count("--context", context or None)
     options = apply_settings(replace(usual, context=tokens), settings)
     options.validate()
@@ -165,13 +166,17 @@ class VerifyView:
         """Print a line for a finished check, one for each probe that did not pass, and the failures that decided."""
         from rich.markup import escape
 
+        from moebox.verify.options import LEFT_OUT
+
         self.last = clock.monotonic()
         out = stdout_console()
         requests = sum(probe.requests for probe in verdict.probes)
-        note = f"{format_seconds(verdict.seconds)}, {plural(requests, 'request')}" if verdict.probes else "not tried"
+        note = f"{format_seconds(verdict.seconds)}, {plural(requests, 'request')}" if requests else "not tried"
+        left_out = [probe.name for probe in verdict.probes if probe.reason == LEFT_OUT]
+        note += f"; left out: {', '.join(left_out)}" if left_out else ""
         out.print(f"{VERDICT_MARKS[verdict.verdict]} {verdict.name:<13} [dim]{note}[/]")
         for probe in verdict.probes:
-            if probe.verdict != "pass":
+            if probe.verdict != "pass" and probe.reason != LEFT_OUT:
                 out.print(f"    {VERDICT_MARKS[probe.verdict]} {probe.name}: {escape(one_line(probe.reason))}")
         for quirk in verdict.quirks:
             out.print(f"    known quirk of {quirk}", style="dim", markup=False)
@@ -186,9 +191,11 @@ class VerifyView:
             if failure.verdict == verdict.verdict:
                 _print_failure(failure)
 
-    def print_summary(self, results: "CheckResults") -> None:
-        """Print the failures over all checks, and "fail: 15 of 17 checks passed, 2 with warnings, 1 skipped; …"."""
+    def print_summary(self, results: "CheckResults", trials: int) -> None:
+        """Print the failures over all checks, the verdict with its counts, and what so many trials can miss."""
         from rich.markup import escape
+
+        from moebox.verify.options import LEFT_OUT
 
         out = stdout_console()
         failures = [failure for failure in results.slips if failure.seen]
@@ -204,7 +211,11 @@ class VerifyView:
         effort = f"{plural(results.requests, 'request')} in {format_seconds(results.seconds)}"
         verdict = f"[{COLOURS[results.verdict]}]{results.verdict}[/]"
         out.print(f"{verdict}: {', '.join(counts)}; {effort}", soft_wrap=True)
-        for note in (*results.notes, *([results.stopped] if results.stopped else [])):
+        seen = ", ".join(f"in 1 of {rate} with {1 - (1 - 1 / rate) ** trials:.0%}" for rate in (3, 10, 30))
+        brief = any(probe.reason == LEFT_OUT for verdict in results.rungs for probe in verdict.probes)
+        always = f"what always fails is seen{', but for what was left out' * brief}"
+        power = f"{plural(trials, 'trial')} of the usual requests, fewer of others: {always}; a fault {seen}"
+        for note in (*results.notes, results.stopped or power):
             out.print(escape(one_line(note)))
         stderr_console().print(f"evidence: {escape(str(self.folder / 'verdicts'))}", soft_wrap=True)
 

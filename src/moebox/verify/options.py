@@ -12,6 +12,7 @@ CHECK_NAMES: tuple[str, ...] = (
     *("sampling", "long-context", "cache", "routes", "concurrency", "limits", "errors", "vision", "anthropic"),
     *("responses", "combinations", "trends"),
 )
+LEFT_OUT = "left out by --effort quick"  # the reason of a probe that was not tried
 TRIALS: dict[Effort, int] = {"quick": 4, "normal": 8, "thorough": 48}
 TIME_S: dict[Effort, float] = {"quick": 600.0, "normal": 1800.0, "thorough": 7200.0}
 
@@ -24,6 +25,7 @@ class VerifyOptions:
     depths: tuple[float, ...] = (0.02, 0.15, 0.35, 0.5, 0.7, 0.98)  # positions of the needles in the long text
     trials: int = TRIALS["normal"]  # of each kind of request; after a failure, up to `patience` times as many
     patience: int = 3
+    brief: bool = False  # leave out the probes of `not_quick` in check_requests.toml, and shorten some others
     parallel: int = 8  # concurrent requests
     conversations: int = 0  # that fill the cache and come back; 0: a third of the trials
     prefix_tokens: int = 280  # of each of these conversations
@@ -44,8 +46,8 @@ class VerifyOptions:
         refuse_if(min(self.deadline_s, self.time_s) < 1, "deadline_s and time_s must be a second or more")
 
     def trial_share(self, part: float, least: int = 2) -> int:
-        """Number of trials for a probe that needs only `part` of them."""
-        return max(least, round(self.trials * part))
+        """Number of trials for a probe that needs only `part` of them, `least` unless the run is brief."""
+        return max(1 if self.brief else least, round(self.trials * part))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

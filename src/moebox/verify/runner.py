@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from moebox import codec
+from moebox.core import catalogue
 from moebox.core.endpoint import AUTH_STATUSES, Endpoint
 from moebox.core.event import CheckDone
 from moebox.core.quirks import excuse_check, excuse_results, quirks_shown
@@ -22,7 +23,7 @@ from moebox.stream import run_to_end
 from moebox.verify.causes import explain_failure
 from moebox.verify.checks import CHECKS
 from moebox.verify.client import UNREACHABLE, ExchangeClient, MachineLimit
-from moebox.verify.options import CHECK_NAMES, VerifyOptions
+from moebox.verify.options import CHECK_NAMES, LEFT_OUT, VerifyOptions
 from moebox.verify.session import MAX_HANGS, EndpointUnusable, ProbeFailed, ProbeSkipped, ProbeWarning
 from moebox.verify.statistics import describe_failure, failure_kind, format_share
 from moebox.verify.trials import Check, CheckSession, ProbeFunction
@@ -171,7 +172,10 @@ class _ProgressMeter:
     def __init__(self, session: CheckSession, checks: Sequence[Check], on_progress: OnProgress | None) -> None:
         self.session, self.on_progress = session, on_progress
         self.began = time.monotonic()
-        self.total = sum(check.request_estimate for check in checks)
+        self.total = 0.0
+        for check in checks:
+            made = len(check.probes) - len(_left_out(session.options, check))
+            self.total += check.request_estimate * made / len(check.probes)
         self.done = 0.0
         self.check = self.probe = ""
         self.part = 0.0  # estimated requests of the present probe
@@ -212,10 +216,11 @@ async def _run_check(session: CheckSession, check: Check, meter: _ProgressMeter)
     unusable = ""
     session.suspects = []
     session.offered_tools = ()  # the probes of a check share their tools: a prefix cache then knows them
+    left_out = _left_out(session.options, check)
     for name, function in check.probes.items():
         unusable = unusable or _budget_problem(session)
-        if unusable:
-            probes.append(Probe(name=name, verdict="skip", reason=unusable))
+        if unusable or name in left_out:
+            probes.append(Probe(name=name, verdict="skip", reason=unusable or LEFT_OUT))
             continue
         meter.begin_probe(check, name)
         probe, unusable = await _run_probe(session, check.name, name, function)
@@ -240,6 +245,12 @@ async def _run_check(session: CheckSession, check: Check, meter: _ProgressMeter)
         quirks=tuple(dict.fromkeys(quirks)),
     )
     return excuse_check(session.engine, verdict)
+
+
+def _left_out(options: VerifyOptions, check: Check) -> Sequence[str]:
+    """Names of the probes that a quick run does not make."""
+    left_out: Sequence[str] = catalogue.load_table("check_requests")["not_quick"].get(check.name, ())
+    return left_out if options.brief else ()
 
 
 def _budget_problem(session: CheckSession) -> str:

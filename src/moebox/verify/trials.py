@@ -33,6 +33,7 @@ from moebox.verify.session import (
 from moebox.verify.statistics import MIN_MODEL_TRIALS, STREAMED, KindName, build_failure, describe_failure, failure_mark
 
 MAX_ATTRIBUTIONS = 6  # failures of one series that are asked again to attribute them; the others follow the majority
+FEW_TOOLS = 2  # with the fewest parameters, from which one is drawn: each of its tokens is paid for in many requests
 MAX_DRAWS = 200  # questions, before one with other tools is accepted
 NOT_OFFERED = (403, 404, 405, 501)  # replies of a server without that API; 403 of some gateways
 SURELY_WRONG = 4  # if all of the first so many are wrong, no more are needed
@@ -82,6 +83,8 @@ class TrialSeries:
     def __init__(self, session: ServerSession, kind: KindName, planned: int, stream: bool) -> None:
         self.session, self.kind, self.stream = session, kind, stream
         self.planned, self.most = planned, planned * session.options.patience
+        if self.most > planned:  # after a failure even one planned trial becomes as many as it takes to judge a model
+            self.most = max(self.most, 2 * MIN_MODEL_TRIALS)
         self.of = 0
         self.failures: Counter[Attribution] = Counter()
         self.first: dict[Attribution, str] = {}
@@ -109,7 +112,11 @@ class TrialSeries:
         only_rare_model_failures = (
             not self.failures["server"] and failure_mark(self.kind, self.failures["model"], self.of, "model") == "pass"
         )
-        enough = self.planned if not self.failures else 2 * self.planned if only_rare_model_failures else self.most
+        enough = self.most
+        if not self.failures:
+            enough = self.planned
+        elif only_rare_model_failures:
+            enough = max(2 * self.planned, MIN_MODEL_TRIALS)
         return self.of >= enough or self.session.seconds_left <= 0
 
     @property
@@ -134,7 +141,8 @@ class CheckSession(ServerSession):
         if not self.offered_tools:
             # One tool for a city, several of which may be asked about at once, and one that takes a number
             city = rng.choice([tool for tool in TOOLS if set(tool.params) == {"city"}])
-            number = rng.choice([tool for tool in TOOLS if any(kind == "integer" for kind, _ in tool.params.values())])
+            numbers = [tool for tool in TOOLS if any(kind == "integer" for kind, _ in tool.params.values())]
+            number = rng.choice(sorted(numbers, key=lambda tool: len(tool.params))[:FEW_TOOLS])
             self.offered_tools = tuple(tool.schema() for tool in rng.sample([city, number], 2))
         for _ in range(MAX_DRAWS):
             if all(tool in self.offered_tools for tool in question.tools):

@@ -158,7 +158,7 @@ def verify(
         lines = [f"affinity: {affinity.reason}", *(f"  {probe.name}: {probe.reason}" for probe in affinity.probes)]
         for line in (*lines, *member_loss_lines(verdict.loss)):
             stdout_console().print(line, markup=False)
-        view.print_summary(verdict.checks)
+        view.print_summary(verdict.checks, options.trials)
         if not verdict.is_good and verdict.checks.has_passed:
             stdout_console().print("every check passed, but the fleet did not: see above", style="red")
 

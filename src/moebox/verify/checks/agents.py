@@ -1,4 +1,4 @@
-"""agents: six rounds of tools in one conversation, results as parts, and a complete history."""
+"""agents: rounds of tools in one conversation, results as parts, and a complete history."""
 
 import json
 import re
@@ -13,12 +13,13 @@ from moebox.verify.checks.json_modes import schema_violation
 from moebox.verify.checks.thinking import mixed_reasoning, reason_thinking_stays_on, spilled_reasoning
 from moebox.verify.checks.tools import KIMI_ID
 from moebox.verify.completions import ChatAnswer
+from moebox.verify.options import LEFT_OUT
 from moebox.verify.session import ProbeSkipped, ProbeWarning, skip_if_rejected
 from moebox.verify.trials import Check, CheckSession
 from moebox.verify.violations import parse_json_or
 
-ROUNDS = 5
-FEWER_ROUNDS = 2  # without thinking, if the six are made with it
+ROUNDS = 3
+FEWER_ROUNDS = 2  # in a quick run, and without thinking if the others are made with it
 MIN_ANSWER_TOKENS = 256  # of context for an answer, without which no other round begins
 
 
@@ -26,7 +27,9 @@ async def probe_rounds(session: CheckSession, *, thinking: bool) -> str:
     """Question, call, result, answer, again and again, whole and streamed in turn; reasoning stays apart."""
     if thinking:
         session.require_thinking()
-    fewer = session.model_thinks and not thinking
+    elif session.options.brief and session.model_thinks:
+        raise ProbeSkipped(LEFT_OUT)
+    fewer = session.options.brief or (session.model_thinks and not thinking)
     return await _Conversation(session, thinking=thinking).run_rounds(FEWER_ROUNDS if fewer else ROUNDS)
 
 

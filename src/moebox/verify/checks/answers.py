@@ -99,7 +99,7 @@ ARITHMETIC = Check(
     name="arithmetic",
     probes={
         "sums": partial(probe_family, family="sums", share=1.0, least=8),
-        "counting": partial(probe_family, family="count", share=0.17),
+        "counting": partial(probe_family, family="count", share=0.17, least=1),
     },
 )
 CODE = Check(name="code", probes={"functions": probe_functions})

@@ -38,7 +38,7 @@ async def probe_text(session: CheckSession) -> Score:
         ended = message.finish_reason in ("end_turn", "stop_sequence")
         return "" if ended else f"stop_reason {message.finish_reason!r} at the end of an answer"
 
-    return await session.run_both_modes("text", _message_attempt(session, "copy", check_end), 0.25)
+    return await session.run_both_modes("text", _message_attempt(session, "copy", check_end), 0.13, 1)
 
 
 async def probe_same_words(session: CheckSession) -> Score:
@@ -63,7 +63,7 @@ async def probe_same_words(session: CheckSession) -> Score:
 
 async def probe_tools(session: CheckSession) -> Score:
     """A tool is called, whole and streamed, with its input as an object."""
-    await session.run_both_modes("tool-call", _message_attempt(session, "tool_call"), 0.25)
+    await session.run_both_modes("tool-call", _message_attempt(session, "tool_call"), 0.13, 1)
     return await session.run_both_modes("tool-call", _message_attempt(session, "tool_parallel"), 0.13, 1)
 
 

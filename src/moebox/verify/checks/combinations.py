@@ -40,9 +40,9 @@ FAMILIES = {
 NEUTRAL = ("streamed", "a stop string", "logprobs", "among others", "beside a cancelled stream")
 ABSENT_STOP = "⟦end of the letter⟧"  # is in no answer
 NEIGHBOUR_FAMILIES = ("json_schema", "tool_call")
-NEIGHBOUR_TOKENS = 32
-QUICK_ROWS = 10  # of the list of pairs, which begins with the rows that cover most
-CANDIDATES = 12  # rows from which each next one of the list is chosen
+NEIGHBOUR_TOKENS = 16
+QUICK_ROWS, BRIEF_ROWS = 10, 6  # of the list of pairs, which begins with the rows that cover most
+CANDIDATES = 60  # rows from which each next one of the list is chosen
 CONFIRMATIONS = 2
 MAX_REDUCED = 4  # failing combinations that are reduced to their cause
 
@@ -158,7 +158,8 @@ class CombinationProbe:
         if row["neighbours"] == "among others":
             turns = session.draw("secret").messages  # another one each time: its prompt is read beside this answer
             fresh = session.chat_request(turns, max_tokens=NEIGHBOUR_TOKENS, stream=True)
-            posts = [session.client.post(session.chat_url, body) for body in (*self.neighbours, fresh)]
+            self.neighbours.reverse()  # each in turn
+            posts = [session.client.post(session.chat_url, body) for body in (self.neighbours[0], fresh)]
             others += map(asyncio.create_task, posts)
         elif row["neighbours"] == "beside a cancelled stream":
             story = session.chat_request([user_turn("Write a long story.")], max_tokens=256, stream=True)
@@ -241,7 +242,9 @@ async def probe_combinations(session: CheckSession) -> str | ProbeWarning:
     features, trials = offered_features(session), session.options.trials
     rows = cover_combinations(features, 3 if trials >= TRIALS["thorough"] else 2, session.rng)
     if trials <= TRIALS["quick"]:
-        rows = rows[:QUICK_ROWS]
+        rows = rows[: BRIEF_ROWS if session.options.brief else QUICK_ROWS]
+    # Prompts that begin alike follow each other, for a prefix cache
+    rows.sort(key=lambda row: (FAMILIES[row["task"]], row["system"], row["history"], row["thinking"]))
     probe = CombinationProbe(session, features)
     done = 0
     for row in rows:

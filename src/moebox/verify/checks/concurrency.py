@@ -16,17 +16,19 @@ MIXED_FAMILIES = ("json_schema", "tool_call", "secret", "sums", "json_object", "
 
 
 async def probe_secrets(session: CheckSession) -> str:
-    """Secrets at once, every other one streamed, in several rounds; one round has twice as many.
+    """Secrets at once, every other one streamed, half of the last ones with thinking.
+
+    Thorough runs have several rounds, one of them with twice as many. `trends` sends more of them at once.
 
     The session itself looks for codes of other questions in each reply.
     """
-    usual, rounds = session.options.parallel, session.options.trial_share(0.25)
-    sizes = [usual] * rounds if rounds < 4 else [*[usual] * (rounds - 3), 2 * usual, usual]
+    usual, rounds = session.options.parallel, session.options.trials // 4
+    sizes = [*[usual] * (rounds - 3), 2 * usual, usual] if session.options.trials >= TRIALS["thorough"] else [usual]
     before = session.failures.snapshot()
     for number, size in enumerate(sizes):
         session.trial_progress = (number + 1, len(sizes))
         thinking = session.model_thinks and number == len(sizes) - 1  # reasoning must not cross over either
-        questions = [session.draw("secret", thinking=thinking) for _ in range(size)]
+        questions = [session.draw("secret", thinking=thinking and index % 4 > 1) for index in range(size)]
         with session.allow_slow_replies() if size > usual else contextlib.nullcontext():  # a long queue takes longer
             answers = await _ask_together(session, questions, lambda index: index % 2 == 1)
         await _judge_together(session, questions, answers)
@@ -39,7 +41,7 @@ async def probe_secrets(session: CheckSession) -> str:
 async def _check_reasoning(session: CheckSession, questions: list[Question], answers: list[ChatAnswer | None]) -> None:
     """Reasoning stays apart among others too; a model that did not think this time does not if asked alone."""
     for index, (question, answer) in enumerate(zip(questions, answers, strict=True)):
-        if answer is None:
+        if answer is None or not question.thinking:
             continue
         reason = mixed_reasoning(answer)
         if not answer.reasoning and (await session.ask_question(question, stream=index % 2 == 1)).reasoning:
@@ -52,7 +54,7 @@ async def probe_long_streams(session: CheckSession) -> str:
     """Streams of numbers from different starts run side by side, and none has a number of another."""
     before = session.failures.snapshot()
     starts = [2 + 7 * (index % 8) for index in range(session.options.parallel)]
-    questions = [session.draw("count", start=start, end=start + 16) for start in starts]
+    questions = [session.draw("count", start=start, end=start + 10) for start in starts]
     await _judge_together(session, questions, await _ask_together(session, questions, lambda index: True))
     _stop_if_failed(session, before)
     return f"{len(questions)} concurrent streams"

@@ -46,7 +46,7 @@ async def probe_stop(session: CheckSession) -> Score:
             return pass_if(STOP not in close.content, reason)
         return PASSED
 
-    return await session.run_both_modes("limits", attempt, 0.63)
+    return await session.run_both_modes("limits", attempt, 0.5)
 
 
 async def probe_stop_in_text(session: CheckSession) -> Score:
@@ -157,7 +157,7 @@ async def probe_token_limit(session: CheckSession) -> Score:
         lost = before.removeprefix(shown) if again.content + again.reasoning == before else ""
         return pass_if(not lost, f"{field} {FEW_TOKENS} cuts a stream before {lost!r}, which comes whole")
 
-    return await session.run_both_modes("limits", attempt, 0.63)
+    return await session.run_both_modes("limits", attempt, 0.5)
 
 
 async def probe_too_long_prompt(session: CheckSession) -> str:

@@ -12,6 +12,7 @@ from moebox.verify.tokens import count_prompt_tokens
 from moebox.verify.trials import Check, CheckSession, judge_answer
 
 UNASKED_TOKENS = 16384  # at most, if the user gave no length
+BRIEF_TOKENS = 768  # at most, in a quick run
 UNASKED_S = 10.0  # of prefill at most, if the user gave no length
 ANNOUNCED_S = 60.0  # at most for one prompt of the announced length
 SLOWER_FACTOR = 2.0  # times the seconds per token that a very long prompt takes
@@ -53,6 +54,8 @@ async def _choose_length(session: CheckSession) -> tuple[int, str]:
         if limit and wanted > limit:
             raise ProbeFailed(f"{wanted:,} tokens were requested, the server accepts {limit:,}")
         return wanted, "the requested"
+    if session.options.brief:
+        return min(limit or BRIEF_TOKENS, BRIEF_TOKENS), "a quick run's"
     if not limit:
         return 4096, "a default"
     if limit <= MIN_TOKENS:
@@ -159,7 +162,7 @@ async def probe_announced_length(session: CheckSession) -> str:
         return f"{format_count(session.tried_context)} of {format_count(limit)} tokens announced"
     needs_s = SLOWER_FACTOR * limit / max(1.0, session.prefill_tok_s)
     too_slow = not session.prefill_tok_s or needs_s > min(ANNOUNCED_S, session.seconds_left / 4)
-    if session.options.context or too_slow:
+    if session.options.context or session.options.brief or too_slow:
         tried = f"{format_count(session.tried_context)} tried (--context {limit} tries all)"
         session.notes.append(f"{format_count(limit)} tokens announced, {tried}")
         return session.notes[-1]

@@ -39,11 +39,11 @@ async def probe_system(session: CheckSession) -> ProbeWarning | None:
     """A system message changes the answer, and the prompt grows by it, even by pages."""
     question = session.draw("secret")
     short = [_system_turn("Hi."), *question.messages]  # without one a template may write a message of its own
-    few = (await session.chat(short, max_tokens=16)).token_count("prompt")
+    few = (await session.chat(short, max_tokens=1)).token_count("prompt")
     for text in [PADDING, LONG_SYSTEM] if session.is_roomy else [PADDING]:
         with session.allow_slow_replies():
             turns = [_system_turn(text), *question.messages]
-            many, sent = (await session.chat(turns, max_tokens=16)).token_count("prompt"), len(text.split())
+            many, sent = (await session.chat(turns, max_tokens=1)).token_count("prompt"), len(text.split())
         if not prompt_grew(few, many, MIN_TOKENS_PER_WORD * sent):
             counts = f"{few} and {many} prompt tokens"
             raise ProbeFailed(f"{sent} words of a system message, but {counts}: it is cut or dropped")

@@ -22,7 +22,7 @@ TOPS = (20, 20, 5)  # most likely tokens asked for; some servers refuse more tha
 TOKENS = 6  # generated and compared as long as both routes write the same
 CHARS = 240  # of a text; half of it in a short context
 LENGTHS = (1000, 8000, 32000)  # tokens, and near the limit
-CHARS_PER_TOKEN = 1.5  # of pseudo-words and figures with any tokenizer; less text than wanted does no harm
+CHARS_PER_TOKEN = 1.3  # of pseudo-words and figures; the phantom, the least of all; less text does no harm
 MAX_LONG_S = 10.0  # for one long prompt, unless the run is thorough
 NOISE_READINGS = 2
 CACHED_READINGS = 3  # of a long prompt; the first may fill the cache, and one that differs would be yellow only
@@ -40,7 +40,7 @@ class RouteReader:
     """
 
     def __init__(self, session: CheckSession) -> None:
-        self.session, self.top, self.allowed = session, 0, 0.0
+        self.session, self.top, self.allowed, self.problem = session, 0, 0.0, ""
         self.chars = CHARS if session.is_roomy else CHARS // 2
         self.alone: dict[str, list[NextToken]] = {}  # by text
         session.route_reader = self
@@ -49,12 +49,15 @@ class RouteReader:
         """Find out whether the server gives log-probabilities, and measure its noise. Raise ProbeSkipped if not."""
         if self.allowed:
             return
+        if self.problem:
+            raise ProbeSkipped(self.problem)
         for self.top in TOPS:
             text = self.draw_text(self.chars)
             if found := await self.read(text, fresh=True):
                 break
         else:
-            raise ProbeSkipped("no log-probabilities of more than one token at /v1/completions")
+            self.problem = "no log-probabilities of more than one token at /v1/completions"
+            raise ProbeSkipped(self.problem)
         noise = [apart(found, await self.read(text, fresh=True)) for _ in range(NOISE_READINGS)]
         if max(noise) > 1 / NOISE_FACTOR:
             raise ProbeSkipped(f"the same request moves {max(noise):.0%} of the probability: nothing can be compared")
@@ -157,7 +160,7 @@ async def read_in_slots(reader: RouteReader, text: str) -> list[list[NextToken]]
 
 async def read_beside_long(reader: RouteReader, text: str) -> list[list[NextToken]]:
     """A short prompt beside much longer ones."""
-    long = [reader.read(reader.draw_text(size * reader.chars), fresh=True) for size in (1, 3)]
+    long = [reader.read(reader.draw_text(size * reader.chars), fresh=True) for size in (1, 2)]
     return (await asyncio.gather(reader.read(text, fresh=True), *long))[:1]
 
 

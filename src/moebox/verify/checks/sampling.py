@@ -78,7 +78,7 @@ async def probe_seed(session: CheckSession) -> str | ProbeWarning:
 
 async def _ask_hot(session: CheckSession, question: str, **more: Any) -> ChatAnswer:
     """Ask at a high temperature, with log-probabilities if the server offers them."""
-    body = session.chat_request([{"role": "user", "content": question}], max_tokens=24, **more)
+    body = session.chat_request([{"role": "user", "content": question}], max_tokens=16, **more)
     body |= {"temperature": HOT, "top_p": 1}
     exchange = await session.post_chat(body | {"logprobs": True})
     if exchange.status in REJECTED_STATUSES:

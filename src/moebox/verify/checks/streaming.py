@@ -32,7 +32,7 @@ THOROUGH_FACTOR = 2.75  # times that in a thorough run, so that more than 4,000 
 QUICK_SHARE = 0.1  # of that, in a quick run
 COPY_WORDS = 30  # a model that repeats these can repeat thousands
 MAX_WORD_TOKENS = 8
-CONTEXT_SHARE = 0.45  # of the context that question and answer fill; words differ in length
+CONTEXT_SHARE = 0.45  # of the context that question and answer fill, half of it in a short one; words differ in length
 SPARE = 1.3  # tokens allowed for a long answer, relative to the first answer's count
 UNKNOWN_LIMIT = 4096
 MAX_LOOP_WORDS = 64
@@ -110,7 +110,7 @@ async def probe_plain_stream(session: CheckSession) -> str | ProbeWarning:
 
 async def probe_pieces(session: CheckSession) -> ProbeWarning | None:
     """A long answer comes in many pieces, complete to its last number, with one finish_reason."""
-    question = session.draw("count", start=1, end=20)
+    question = session.draw("count", start=1, end=32)
     answer = await session.ask_question(question, stream=True)
     exchange = session.exchanges[-1]
     if answer.chunks < MIN_PIECES:
@@ -118,7 +118,7 @@ async def probe_pieces(session: CheckSession) -> ProbeWarning | None:
     if answer.finish_reason != "stop":
         raise ProbeFailed(f"finish_reason {answer.finish_reason!r} although the answer was complete")
     attempt = QuestionAttempt(session, lambda: session.draw("count", end=18, start=5 + session.rng.randrange(4)))
-    await session.run_trials("answer", attempt, 0.38, stream=True)
+    await session.run_trials("answer", attempt, 0.25, stream=True)
     reason = _held_back(exchange)
     return ProbeWarning(reason) if reason else None
 
@@ -144,7 +144,7 @@ async def probe_long_answer(session: CheckSession) -> str | ProbeWarning:
         made = answer.token_count("completion")
         return f"{words:,} words, {made:,} tokens" if made else f"{words:,} words"
     kept = common_length(want, got)
-    if kept == len(got) or (kept == len(got) - 1 and want[kept].startswith(got[kept])):
+    if kept == len(got) or (kept == len(got) - 1 < len(want) and want[kept].startswith(got[kept])):
         return _early_end(session, answer, kept, words, tokens)
     if damage := _describe_damage(want, got):
         text = f"{kept:,} of {words:,} words came unchanged, then: {damage}; the model's fault or the server's"
@@ -175,7 +175,7 @@ async def _long_answer_size(session: CheckSession) -> tuple[int, int]:
     trials = session.options.trials
     factor = THOROUGH_FACTOR if trials >= TRIALS["thorough"] else 1 if trials >= TRIALS["normal"] else QUICK_SHARE
     wanted = factor * LONG_TOKENS
-    room = CONTEXT_SHARE * (session.context_limit or UNKNOWN_LIMIT) / 2
+    room = CONTEXT_SHARE * (session.context_limit or UNKNOWN_LIMIT) / (2 if session.is_roomy else 4)
     words = max(COPY_WORDS, round(min(wanted, room) / per_word))
     return words, round(SPARE * words * per_word) + COPY_WORDS
 
@@ -184,6 +184,8 @@ def _describe_damage(want: Sequence[str], got: Sequence[str]) -> str:
     """Describe damage to a text that goes on correctly, or loops: a model that errs seldom recovers. Else ""."""
     blocks = difflib.SequenceMatcher(None, want, got, autojunk=False).get_matching_blocks()
     same = sum(block.size for block in blocks)
+    if same == len(want):
+        return f"{plural(len(got) - same, 'word')} too many"
     if same >= MIN_SAME_SHARE * len(want):
         return f"{len(want) - same} lost or changed, the rest right again"
     tail = got[:-1]  # the last may be half a word

@@ -23,7 +23,7 @@ _TEXTS = catalogue.load_table("check_requests")["texts"]
 TEXTS, EXACT = (tuple[str, ...](json.loads(_TEXTS[key])) for key in ("repeated", "exact"))
 # Added to texts without such: characters of three and four bytes, which a tokenizer splits, and marks of a page.
 WIDE = "東🦜 <b> & c"
-MORE_TEXTS = 3
+MORE_TEXTS = 1
 JSON_MARKS = re.compile(r'[\n\\"]|🦜🚀')  # that a writer of JSON has to escape, or may
 WIDE_LETTER = re.compile("[\u0800-\U0010ffff]")
 LAYOUT = tuple(text for text in TEXTS if "\n" in text or "  " in text)  # a blank or a line end matters
@@ -175,12 +175,13 @@ async def _compare_forced(
 def _choose_requests(session: CheckSession, where: str) -> list[tuple[str, bool]]:
     """Texts, and whether each is streamed."""
     plain = vocabulary.invent_word(session.rng)  # a word that no server garbles shows whether schemas are enforced
-    drawn = _draw_texts(session)
+    drawn = [] if session.options.brief else _draw_texts(session)
     if session.options.trials < TRIALS["thorough"]:  # what a writer of JSON has to escape, and some others
         others = itertools.islice(itertools.filterfalse(JSON_MARKS.search, drawn), MORE_TEXTS * (where == "arguments"))
         drawn = [*filter(JSON_MARKS.search, drawn), *others]
     texts = [plain, *(text if WIDE_LETTER.search(text) else f"{text} {WIDE}" for text in drawn), *EXACT]
-    both = (plain, *(EXACT if where == "arguments" else ())) if session.options.trials < TRIALS["thorough"] else texts
+    exact = EXACT[:1] if where == "arguments" and not session.options.brief else ()
+    both = (plain, *exact) if session.options.trials < TRIALS["thorough"] else texts
     requests: list[tuple[str, bool]] = []
     for number, text in enumerate(texts):  # what is streamed in arguments comes whole in JSON
         modes = (True, False) if text in both else ((number % 2 == 0) == (where == "JSON"),)

@@ -110,7 +110,7 @@ async def probe_schema_after_thinking(session: CheckSession) -> ProbeWarning | N
 
     for stream in (False, True):
         attempt = QuestionAttempt(session, "json_schema", judge=judge, thinking=True)
-        await session.run_trials("json", attempt, 0.25, stream=stream)
+        await session.run_trials("json", attempt, 0.13, 1, stream=stream)
     text = f"asked to think under a JSON schema, it did not in {len(thought)} of {len(thought)} answers"
     return None if any(thought) else ProbeWarning(f"{text}: the schema binds from the first token on")
 

@@ -16,6 +16,7 @@ Schema = Mapping[str, Any]
 CALL_TOKENS = 96  # for a call; the longest but one here takes some eighty
 LONG_CALL_TOKENS = 768
 LONG_TOOL = "write_file"  # the tool with a long argument
+BRIEF_TOOLS = ("deliver", "refresh_all", "edit")  # of a quick run, streamed only
 MIN_SHARED_LETTERS = 4  # of a name
 MCP_TOOL = "mcp__home-assistant__set_flags_of_every_lamp"  # as MCP servers name them: __, a dash, over 40 letters
 
@@ -37,9 +38,12 @@ async def probe_argument_shapes(session: CheckSession) -> str | ProbeWarning:
     other_value = ""  # the first call with another value than its schema allows
     for number, (name, question, schema) in enumerate(SHAPES):
         session.trial_progress = (number + 1, len(SHAPES))
+        brief = session.options.brief
+        if brief and name not in BRIEF_TOOLS:
+            continue
         if name == LONG_TOOL and 2 * fitting <= made:  # takes long, and is judged only if schemas are enforced
             continue
-        for stream in (True,) if name in (LONG_TOOL, MCP_TOOL) else (False, True):
+        for stream in (True,) if brief or name in (LONG_TOOL, MCP_TOOL) else (False, True):
             with skip_if_rejected("the server does not accept such tools"):
                 answer = await session.chat(
                     [{"role": "user", "content": question}],

@@ -190,7 +190,7 @@ async def probe_malformed_history(session: CheckSession) -> str:
     statuses = []
     for title, history in histories.items():
         question = session.draw("tool_call")
-        request = session.chat_request([*history, *question.messages], tools=list(question.tools), max_tokens=32)
+        request = session.chat_request([*history, *question.messages], tools=list(question.tools), max_tokens=16)
         exchange = session.keep_evidence(await session.client.post(session.chat_url, request))
         if exchange.error:
             raise ProbeFailed(f"{title}: {exchange.error}")

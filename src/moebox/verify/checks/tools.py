@@ -86,7 +86,7 @@ async def probe_parallel_calls(session: CheckSession) -> Score:
     body = session.chat_request(question.messages, tools=tools, max_tokens=8, parallel_tool_calls=True)
     accepted = (await session.post_chat(body)).status not in REJECTED_STATUSES
     setting = {"parallel_tool_calls": True if accepted else None}
-    score = await session.run_both_modes("tool-call", call_attempt(session, "tool_parallel", **setting), 0.38)
+    score = await session.run_both_modes("tool-call", call_attempt(session, "tool_parallel", **setting), 0.25)
 
     async def attempt_both(stream: bool) -> TrialOutcome:
         """A call without arguments before another: parsers forget which one they are at."""
@@ -105,13 +105,11 @@ async def probe_parameter_order(session: CheckSession) -> str | ProbeWarning:
     """Optional parameters come in any order: that of the schema does not decide which of them are there."""
 
     async def ask_for_calls(question: Question, step: int) -> list[list[str]]:
-        tools = []
-        for tool in question.tools:
-            function = tool["function"]
-            known = dict(list(function["parameters"]["properties"].items())[::step])
-            optional = {"type": "object", "properties": known, "required": []}
-            tools.append({"type": "function", "function": {**function, "parameters": optional}})
-        answer = await session.ask_question(question, tools=tools)
+        (function,) = [tool["function"] for tool in question.tools if tool["function"]["name"] == question.expect[0][0]]
+        known = dict(list(function["parameters"]["properties"].items())[::step])
+        optional = {"type": "object", "properties": known, "required": []}
+        tool = {"type": "function", "function": {**function, "parameters": optional}}
+        answer = await session.ask_question(question, tools=[tool])
         return [sorted(json.loads(call.arguments)) for call in answer.calls if is_json(call.arguments)]
 
     while len((question := session.draw("tool_call")).expect[0][1]) < MIN_PARAMETERS:
@@ -124,7 +122,7 @@ async def probe_parameter_order(session: CheckSession) -> str | ProbeWarning:
 
 async def probe_unneeded_tools(session: CheckSession) -> Score:
     """Offered tools are not called if the question needs none."""
-    return await session.run_both_modes("answer", QuestionAttempt(session, "tool_none"), 0.25)
+    return await session.run_both_modes("answer", QuestionAttempt(session, "tool_none"), 0.13, 1)
 
 
 async def probe_choice_none(session: CheckSession) -> ProbeWarning | None:
@@ -191,15 +189,17 @@ async def probe_choice_named(session: CheckSession) -> Score:
     def choose(question: Question) -> dict[str, object]:
         return {"tool_choice": {"type": "function", "function": {"name": question.expect[0][0]}}}
 
-    return await _run_choice(session, "by name", QuestionAttempt(session, "tool_call", judge=judge, settings=choose))
+    return await _run_choice(session, "by name", QuestionAttempt(session, "tool_call", judge=judge, settings=choose), 1)
 
 
-async def _run_choice(session: CheckSession, choice: str, attempt: QuestionAttempt) -> Score:
+async def _run_choice(session: CheckSession, choice: str, attempt: QuestionAttempt, least: int = 2) -> Score:
+    """Few trials: `prompts` forces many calls, `shapes` and `combinations` name many."""
+
     async def accepted_attempt(stream: bool) -> TrialOutcome:
         with skip_if_rejected(f"the server does not accept tool_choice {choice}"):
             return await attempt(stream)
 
-    return await session.run_both_modes("tool-choice", accepted_attempt, 0.5)
+    return await session.run_both_modes("tool-choice", accepted_attempt, 0.12, least)
 
 
 async def probe_response_format(session: CheckSession) -> str | ProbeWarning:
@@ -256,7 +256,7 @@ async def probe_result_use(session: CheckSession) -> Score:
         return pass_if(last.content.strip() or last.calls, "no answer after the tool's result")
 
     await session.run_trials("tool-history", attempt, 0.13, 1)  # "agents" sends more results back
-    return await session.run_both_modes("answer", QuestionAttempt(session, "tool_result"), 0.25)
+    return await session.run_both_modes("answer", QuestionAttempt(session, "tool_result"), 0.13, 1)
 
 
 CHECK = Check(

@@ -81,7 +81,12 @@ class DoseSeries:
         return judge_answer(question, answer), answer
 
     async def run(
-        self, ask_dose: Callable[[int], Awaitable[Any]], rounds: int = MAX_ROUNDS, *, falling: bool = False
+        self,
+        ask_dose: Callable[[int], Awaitable[Any]],
+        rounds: int = MAX_ROUNDS,
+        *,
+        falling: bool = False,
+        times: int = PER_ROUND,
     ) -> str | ProbeWarning:
         """Ask at every dose, and again while there are wrong answers and no clear trend. Raise ProbeFailed for one.
 
@@ -90,7 +95,7 @@ class DoseSeries:
         limit, chance, wrong = ALARM_RATE / rounds, 1.0, self.wrong["model"]
         for number in range(rounds):
             self.session.trial_progress = (number + 1, rounds)
-            for dose in sorted([*range(len(self.doses))] * PER_ROUND, reverse=falling):
+            for dose in sorted([*range(len(self.doses))] * times, reverse=falling):
                 await ask_dose(dose)
             wrong = [server + model for server, model in zip(self.wrong["server"], self.wrong["model"], strict=True)]
             chance = trend_probability(list(zip(wrong, self.of, strict=True)))
@@ -146,7 +151,7 @@ async def probe_streams(session: CheckSession) -> str | ProbeWarning:
     sizes = [size for size in STREAMS if size <= session.options.parallel]
     series = DoseSeries(session, [f"{size} at once" for size in sizes])
     draw: Callable[[int], list[Question]] = lambda dose: [session.draw("secret") for _ in range(sizes[dose])]  # noqa: E731
-    return await series.run(lambda dose: series.ask(dose, *draw(dose), stream=series.of[dose] % 2 == 1))
+    return await series.run(lambda dose: series.ask(dose, *draw(dose), stream=dose % 2 == 1), times=1)
 
 
 async def probe_temperature(session: CheckSession) -> str | ProbeWarning:

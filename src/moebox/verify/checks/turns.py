@@ -82,7 +82,7 @@ async def probe_request_fields(session: CheckSession) -> str | ProbeWarning:
         title, fields = row["title"], json.loads(row["request"])
         session.trial_progress = (number + 1, len(rows))
         stream = number % 2 == 1
-        request = session.chat_request([HELLO], max_tokens=8, stream=stream) | fields
+        request = session.chat_request([HELLO], max_tokens=4, stream=stream) | fields
         exchange = await session.post_chat(request)
         if exchange.status in REJECTED_STATUSES:
             rejected.append(f"{title} (HTTP {exchange.status}{error_text(exchange)})")
