@@ -211,10 +211,10 @@ class VerifyView:
         effort = f"{plural(results.requests, 'request')} in {format_seconds(results.seconds)}"
         verdict = f"[{COLOURS[results.verdict]}]{results.verdict}[/]"
         out.print(f"{verdict}: {', '.join(counts)}; {effort}", soft_wrap=True)
-        seen = ", ".join(f"in 1 of {rate} with {1 - (1 - 1 / rate) ** trials:.0%}" for rate in (3, 10, 30))
-        brief = any(probe.reason == LEFT_OUT for verdict in results.rungs for probe in verdict.probes)
-        always = f"what always fails is seen{', but for what was left out' * brief}"
-        power = f"{plural(trials, 'trial')} of the usual requests, fewer of others: {always}; a fault {seen}"
+        seen = ", ".join(f"1 of {rate} with {1 - (1 - 1 / rate) ** trials:.0%}" for rate in (3, 10, 30))
+        power = f"{plural(trials, 'trial')} of the usual requests, fewer of others, show a fault in {seen}"
+        if any(probe.reason == LEFT_OUT for verdict in results.rungs for probe in verdict.probes):
+            power += "; none in what was left out"
         for note in (*results.notes, results.stopped or power):
             out.print(escape(one_line(note)))
         stderr_console().print(f"evidence: {escape(str(self.folder / 'verdicts'))}", soft_wrap=True)
