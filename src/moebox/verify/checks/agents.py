@@ -18,7 +18,7 @@ from moebox.verify.session import ProbeSkipped, ProbeWarning, skip_if_rejected
 from moebox.verify.trials import Check, CheckSession
 from moebox.verify.violations import parse_json_or
 
-ROUNDS = 3
+ROUNDS = 4
 FEWER_ROUNDS = 2  # in a quick run, and without thinking if the others are made with it
 MIN_ANSWER_TOKENS = 256  # of context for an answer, without which no other round begins
 
