@@ -8,6 +8,7 @@ from moebox.core.endpoint import endpoint_from_url
 from moebox.core.verdict import CheckResults
 from moebox.errors import UnknownName
 from moebox.store import Run
+from moebox.verify.checks.agents import ROUNDS
 from moebox.verify.options import CHECK_NAMES, VerifyOptions
 from moebox.verify.runner import results_document, run_checks, select_checks
 from tests.sampling import one_in
@@ -235,7 +236,7 @@ def test_an_announced_context_below_the_real_one_hides_nothing(oracle: str):
     (agents,) = (check for check in results.rungs if check.name == "agents")
 
     assert marks == {"alive": "pass", "plain": "pass", "thinking": "pass", "agents": "pass", "limits": "fail"}
-    assert {probe.name: probe.reason for probe in agents.probes}["rounds with thinking"] == "3 rounds"
+    assert {probe.name: probe.reason for probe in agents.probes}["rounds with thinking"] == f"{ROUNDS} rounds"
 
 
 def test_every_check_has_a_server_that_fails_it():
