@@ -236,9 +236,10 @@ def report_hub_errors(what: str, revision: str = "") -> Iterator[None]:
         hint = "unset HF_HUB_OFFLINE, or name a model of `moebox models`"
         raise PermanentFailure(f"{name}: not read before, and the Hub is in offline mode", hint=hint) from None
     except errors.HfHubHTTPError as problem:
-        status = problem.response.status_code
+        status, url = problem.response.status_code, problem.response.url  # of the storage, if the Hub sent us there
         hint = "set HF_TOKEN or run `hf auth login`" if status in (401, 403) else "try again later"
-        raise ExternalError(f"{name}: {hub_endpoint()} replied HTTP {status}", hint=hint) from None
+        place = f"{url.scheme}://{url.netloc.decode()}{url.path[:120]}"
+        raise ExternalError(f"{name}: {place} replied HTTP {status}", hint=hint) from None
     except (httpx.HTTPError, httpx.InvalidURL) as problem:
         reason = hide_known_keys(str(problem).partition("\n")[0][:120]) or type(problem).__name__
         hint = "check the network, HF_ENDPOINT and proxy settings; what was read before works without"
