@@ -82,6 +82,11 @@ def exception_text(problem: BaseException) -> str:
     return str(problem) or type(problem).__name__
 
 
+def is_interrupt(problem: BaseException) -> bool:
+    """Return True for Ctrl-C, also where Python before 3.12 made it a RuntimeError: in the definition of a class."""
+    return isinstance(problem, KeyboardInterrupt) or isinstance(problem.__cause__, KeyboardInterrupt)
+
+
 def exhausted_limit(problem: BaseException) -> str:
     """Return which limit of this machine caused an error, such as "open files (ulimit -n) 24"; "" if none did."""
     import resource

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 DROPPED = """
 import signal, time, weakref
 from moebox.cli.signals import signals_as_interrupt
@@ -29,20 +31,35 @@ def test_an_interrupt_in_a_callback_still_interrupts():
     assert "Exception ignored" not in run.stderr
 
 
-IN_EXEC = """
+IN_EXEC = """exec("raise KeyboardInterrupt")"""
+IN_CLASS = """
+    class Interrupting:
+        def __set_name__(self, owner, name): raise KeyboardInterrupt
+
+    class Loaded:
+        field = Interrupting()
+"""
+INTERRUPTED = """
 import sys
 from moebox.cli import _run_command, app
+from moebox.cli.signals import interrupt_message
 
 def interrupt(words):
-    exec("raise KeyboardInterrupt")
+    with interrupt_message("resume with: it"):
+        load()
+
+def load():
+    {}
 
 app.call_command = interrupt
 sys.exit(_run_command(["plan"]))
 """
 
 
-def test_an_interrupt_while_code_is_generated_keeps_its_exit_code(tmp_path: Path):
-    """A Ctrl-C inside exec(), as dataclasses use it, would end `python -m` by SIGINT instead of with exit code 130."""
-    (tmp_path / "interrupted_command.py").write_text(IN_EXEC)
-    run = subprocess.run([sys.executable, "-m", "interrupted_command"], cwd=tmp_path, timeout=20)
-    assert run.returncode == 130
+@pytest.mark.parametrize("place", [IN_EXEC, IN_CLASS], ids=["exec", "class"])
+def test_an_interrupt_while_code_is_loaded_keeps_its_exit_code(tmp_path: Path, place: str):
+    """Ctrl-C inside exec() would end `python -m` by SIGINT, and in the definition of a class become a RuntimeError."""
+    (tmp_path / "interrupted_command.py").write_text(INTERRUPTED.replace("{}", place.strip()))
+    command = [sys.executable, "-m", "interrupted_command"]
+    run = subprocess.run(command, cwd=tmp_path, timeout=20, capture_output=True, text=True)
+    assert (run.returncode, run.stderr) == (130, "interrupted; resume with: it\n")

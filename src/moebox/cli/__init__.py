@@ -13,7 +13,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 
-from moebox.errors import INTERRUPTED, BadInput, ExternalError, MoeboxError, exhausted_limit
+from moebox.errors import INTERRUPTED, BadInput, ExternalError, MoeboxError, exhausted_limit, is_interrupt
 from moebox.escape import escape_invisible, printable_line, spell_out_unprintable
 from moebox.redact import hide_known_keys
 
@@ -169,13 +169,14 @@ def _run_command(words: list[str]) -> int:
         if problem.hint:
             print(f"\nhint: {escape_invisible(hide_known_keys(problem.hint))}", file=sys.stderr)
         return problem.exit_code
-    except KeyboardInterrupt as interrupt:
-        if debug:
+    except (KeyboardInterrupt, RuntimeError) as interrupt:
+        if debug or not is_interrupt(interrupt):
             raise
         # After an interrupt inside exec() of a text (a dataclass being made) `python -m` ends by SIGINT, whatever its
         # exit code is; another exec() resets that.
         exec("")  # noqa: S102
-        print(f"interrupted{f'; {interrupt}' if interrupt.args else ''}", file=sys.stderr)
+        message = f"; {interrupt}" if interrupt.args and isinstance(interrupt, KeyboardInterrupt) else ""
+        print(f"interrupted{message}", file=sys.stderr)
         return INTERRUPTED
     except (OSError, MemoryError) as problem:
         limit, is_long = exhausted_limit(problem), getattr(problem, "errno", 0) == errno.ENAMETOOLONG

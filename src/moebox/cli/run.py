@@ -10,6 +10,7 @@ from moebox.cli import flags
 from moebox.cli.display import LiveDisplay, print_assessment
 from moebox.cli.flags import AsJson, Names, Ram, RamBandwidth, Switch
 from moebox.cli.output import confirm, exit_code, print_json, print_lines, stderr_console, stdout_console
+from moebox.cli.signals import interrupt_message
 from moebox.core.pipeline import STEPS, Pipeline, RunRequest, display_state
 from moebox.core.setting import Effort
 from moebox.core.traits import LAST_PORT
@@ -124,11 +125,8 @@ def run(
     view = RunView(pipeline, folder, now=awake.active_now, quiet=json)
     runner = Runner(folder, pipeline, awake=awake, notify=view.handle_event, confirm=lambda text: yes or ask_user(text))
     try:
-        with awake, view:
+        with interrupt_message(f"resume with: moebox run --resume {folder.id}"), awake, view:
             ended = runner.run_steps()
-    except KeyboardInterrupt:
-        stderr_console().print(f"\nresume with: moebox run --resume {folder.id}", soft_wrap=True)
-        raise
     finally:
         folder.release_lock()
         if json:

@@ -9,6 +9,8 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 
+from moebox.errors import is_interrupt
+
 # Commands that stop what they started and keep their results when they are interrupted.
 MEASURING = ("run", "climb", "tune", "bench", "verify", "compare", "task", "rehearse", "fleet", "upgrade")
 LONG_COMMANDS = (*MEASURING, "up", "engines", "fetch")
@@ -53,5 +55,7 @@ def interrupt_message(text: str) -> Iterator[None]:
     """End an interrupted command with a line about what was kept or how to resume."""
     try:
         yield
-    except KeyboardInterrupt as interrupt:
-        raise KeyboardInterrupt(text) from interrupt
+    except (KeyboardInterrupt, RuntimeError) as problem:
+        if not is_interrupt(problem):
+            raise
+        raise KeyboardInterrupt(text) from problem
