@@ -1,18 +1,22 @@
 """Which damages of a model `moebox quality` separates from healthy variants, on the embedded engine.
 
     python benchmarks/quality.py [--only "NAME;..."] [--part 1/4] [--json FILE] [--server PATH --engine ik_llama.cpp]
+    python benchmarks/quality.py --server VENV/bin/vllm --engine vllm
 
 The phantom is served as it is, in healthy variants (other kernels, batch sizes, threads, slots), and damaged. Three
 healthy servers are the references; their distance from each other is the noise. A variant is named if `moebox quality`
 would call it different. Quants are made by llama.cpp's own quantizer from an f16 model whose q8_0 is the phantom, and
 are compared with three servers of that model. Takes about 20 minutes on one idle core; --part takes every such case.
---server names a llama-server that was built elsewhere; variants whose flags it refuses are left out.
+--server names a llama-server that was built elsewhere; variants whose flags it refuses are left out. vLLM has healthy
+variants of its own, serves the same weights as safetensors in bfloat16, and quants as what they decode to.
 """
 
 import argparse
 import ctypes
 import json
+import os
 import random
+import shutil
 import socket
 import struct
 import subprocess
@@ -30,6 +34,7 @@ from moebox import http, phantom
 from moebox.core.endpoint import Endpoint, endpoint_from_url
 from moebox.errors import ExternalError, MoeboxError
 from moebox.gguf_file import F16, WeightEntry, align_up, header_bytes
+from moebox.phantom.folder import write_hf_folder
 from moebox.phantom.gguf import Q8_0, PhantomGguf, write_latent_gguf
 from moebox.quality.judge import judge_quality
 from moebox.quality.reader import read_texts
@@ -67,6 +72,20 @@ LATENT: dict[str, tuple[str, ...]] = {  # the same weights with keys and values 
 CACHES: dict[str, tuple[str, ...]] = {
     "q8_0 cache": ("-ctk", "q8_0", "-ctv", "q8_0", "-fa", "on"),
     "q4_0 cache": ("-ctk", "q4_0", "-ctv", "q4_0", "-fa", "on"),
+}
+VLLM = ("--enforce-eager", "--dtype", "float32", "--max-model-len", "4096")
+VLLM_REFERENCES = {
+    "default": (),
+    "small steps": ("--max-num-batched-tokens", "64"),
+    "no cached prefixes": ("--no-enable-prefix-caching",),
+}
+VLLM_HEALTHY: dict[str, tuple[str, ...]] = {
+    "again": (),
+    "steps of 32 tokens": ("--max-num-batched-tokens", "32", "--max-num-seqs", "32"),
+    "steps of 500 tokens": ("--max-num-batched-tokens", "500"),
+    "blocks of 64 tokens": ("--block-size", "64"),
+    "one sequence at a time": ("--max-num-seqs", "1"),
+    "whole prompts in a step": ("--no-enable-chunked-prefill", "--max-num-batched-tokens", "4096"),
 }
 
 
@@ -201,6 +220,7 @@ QUANTS: dict[str, tuple[int, int]] = {
     "q3_K": (11, 20),
     "q2_K": (10, 20),
 }
+DECODERS = {8: "q8_0", 14: "q6_K", 13: "q5_K", 12: "q4_K", 11: "q3_K", 10: "q2_K", 7: "q5_1", 6: "q5_0", 20: "iq4_nl"}
 
 
 class FineModel:
@@ -223,7 +243,7 @@ class FineModel:
                     values.extend([scale * (step + 0.98 * (rng.random() - 0.5)) for step in steps])
 
     def write(self, path: Path, quant: str = "") -> None:
-        """Write the model in f16, or in a quantized format."""
+        """Write the model in f16, or in a quantized format; for vLLM in f16 what that decodes to."""
         entries, contents = [], []
         for name, tensor in self.model.tensors.items():
             kind, content = tensor.kind, self.model.tensor_bytes(name)
@@ -231,6 +251,8 @@ class FineModel:
             if name in self.values:
                 kind = QUANTS[quant][width % 256 > 0] if quant else F16
                 content = self.encode(kind, self.values[name], width)
+                if quant and Server.engine == "vllm":
+                    content, kind = self.encode(F16, self.decode(kind, content, len(self.values[name])), width), F16
             entries.append(WeightEntry(name=name, shape=tuple(reversed(tensor.shape)), type=kind, bytes=len(content)))
             contents.append(content.ljust(align_up(len(content)), b"\0"))
         path.write_bytes(header_bytes(self.model.meta, entries) + b"".join(contents))
@@ -244,12 +266,31 @@ class FineModel:
         )
         return buffer.raw[:size]
 
+    def decode(self, kind: int, content: bytes, count: int) -> "array[float]":
+        values = array("f", bytes(4 * count))
+        target = (ctypes.c_float * count).from_buffer(values)
+        getattr(self.ggml, f"dequantize_row_{DECODERS[kind]}")(content, target, ctypes.c_int64(count))
+        return values
+
 
 class Server:
-    """How to start a server: the embedded engine, or another llama-server."""
+    """How to start a server: the embedded engine, another llama-server, or vLLM."""
 
     engine = "embedded"
     words: tuple[str, ...] = (sys.executable, "-m", "moebox.serve.embedded", "-lv", "1")
+
+
+def write_vllm_folder(path: Path, folder: Path) -> None:
+    """Write a GGUF as safetensors, with the two settings of routing that only the damaged ones change."""
+    if folder.exists():
+        return
+    folder.mkdir()
+    write_hf_folder(path, folder)
+    meta, file = PhantomGguf(path).meta, folder / "config.json"
+    config = json.loads(file.read_text())
+    config["norm_topk_prob"] = bool(meta["deepseek2.expert_weights_norm"])
+    config["scoring_func"] = "softmax" if meta["deepseek2.expert_gating_func"] == 1 else "sigmoid"
+    file.write_text(json.dumps(config))
 
 
 @contextmanager
@@ -258,7 +299,13 @@ def serve_phantom(path: Path, flags: tuple[str, ...]) -> Iterator[Endpoint]:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     argv = [*Server.words, "-m", str(path), "-a", "phantom", "--port", str(port), "-c", "4096", "-t", "1", *flags]
-    server = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    env = {**os.environ}
+    if Server.engine == "vllm":
+        write_vllm_folder(path, folder := path.with_suffix(".hf"))
+        argv = [*Server.words, "serve", str(folder), "--served-model-name", "phantom", "--port", str(port)]
+        argv += ["--host", "127.0.0.1", *VLLM, *flags]
+        env |= {"OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
+    server = subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         endpoint = endpoint_from_url(f"http://127.0.0.1:{port}", "phantom", engine=Server.engine)
         while not http.get(f"{endpoint.base_url}/models").ok:
@@ -300,15 +347,20 @@ def main() -> None:
         Server.words, Server.engine = (given.server,), given.engine
     part, parts = map(int, given.part.split("/"))
     source = phantom.gguf_path()
+    like_these, own = (VLLM_REFERENCES, VLLM_HEALTHY) if Server.engine == "vllm" else (REFERENCES, HEALTHY)
     kept = [name for name in given.only.split(";") if name]
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        write_latent_gguf(source, latent := Path(folder, "latent.gguf"))
-        healthy: dict[str, Variant] = {name: (flags, source, None) for name, flags in HEALTHY.items()}
-        healthy |= {name: (flags, latent, None) for name, flags in LATENT.items()}
+        source = Path(shutil.copy(source, folder))
+        healthy: dict[str, Variant] = {name: (flags, source, None) for name, flags in own.items()}
+        caches: dict[str, Variant] = {}
+        if Server.engine != "vllm":
+            write_latent_gguf(source, latent := Path(folder, "latent.gguf"))
+            healthy |= {name: (flags, latent, None) for name, flags in LATENT.items()}
+            caches = {name: (flags, source, None) for name, flags in CACHES.items()}
         groups: list[tuple[str, Path, dict[str, Variant]]] = [
             ("healthy", source, healthy),
-            ("cache", source, {name: (flags, source, None) for name, flags in CACHES.items()}),
+            ("cache", source, caches),
             ("damage", source, {name: ((), source, damage) for name, damage in DAMAGES.items()}),
         ]
         fine, quants = FineModel(source), {}
@@ -316,13 +368,13 @@ def main() -> None:
         for name in QUANTS:
             fine.write(path := Path(folder, f"{name}.gguf"), name)
             quants[name] = ((), path, None)
-        groups.append(("quant", original, {"f16": (("-t", "2"), original, None), **quants}))
+        groups.append(("quant", original, {"f16": ((), original, None), **quants}))
         references: dict[Path, list[tuple[TextReading, ...]]] = {}
         every = [(group, like, name, *case) for group, like, cases in groups for name, case in cases.items()]
         for number, (group, like, name, flags, path, damage) in enumerate(every):
             if (not kept or name in kept) and number % parts == part - 1:
                 if like not in references:
-                    references[like] = [read_variant(like, each, every=given.every) for each in REFERENCES.values()]
+                    references[like] = [read_variant(like, each, every=given.every) for each in like_these.values()]
                 try:
                     judged = judge_quality(references[like], read_variant(path, flags, damage, every=given.every))
                 except MoeboxError as problem:

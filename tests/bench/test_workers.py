@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 from pathlib import Path
 
 import psutil
@@ -57,3 +58,35 @@ def test_idle_workers_are_stopped() -> None:
         worker = worker_of(server)
     processes.stop_idle_workers()
     assert not psutil.pid_exists(worker)
+
+
+TOGETHER = """
+import os, sys
+from moebox.bench.generator.job import LoadProgress, WorkerGauge
+from moebox.bench.generator.worker import send_message
+from moebox.bench.samples import Samples
+
+sys.stdin.buffer.readline()
+write, sys.stdout = os.dup(1), open("messages", "w")
+figures = dict.fromkeys(["worker", "sent", "ended", "failed", "in_flight", "tokens", "ttft_ms", "cpu_share"], 0)
+send_message("progress", LoadProgress(**figures))
+payload = Samples().to_bytes()
+send_message("result", {"gauge": WorkerGauge(), "bytes": len(payload), "texts": 2})
+os.write(write, open("messages", "rb").read() + payload + b"[]")
+sys.stdin.buffer.readline()
+"""
+
+
+def test_a_result_right_behind_progress_is_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both come in one read; a worker that is kept then sends nothing more, so waiting for it would take a minute."""
+    monkeypatch.chdir(tmp_path)
+    worker = processes.WorkerProcess(None, ["-c", TOGETHER])
+    watchdog = threading.Timer(30, worker.process.kill)
+    watchdog.start()
+    try:
+        run = processes._collect_samples([worker], None)
+        assert not watchdog.finished.wait(0.1), "only its end brought the result"
+    finally:
+        watchdog.cancel()
+        worker.stop_process()
+    assert len(run.gauges) == 1

@@ -10,8 +10,9 @@ import selectors
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from io import FileIO
 from typing import IO
 
 from moebox import codec
@@ -30,15 +31,14 @@ class LoadRun:
 
 
 class WorkerProcess:
-    def __init__(self, started_for: object) -> None:
+    def __init__(self, started_for: object, words: Sequence[str] = ("-m", "moebox.bench.generator.worker")) -> None:
         self.started_for = started_for
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "moebox.bench.generator.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
+        self.process = subprocess.Popen([sys.executable, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.stdin: IO[bytes] = self.process.stdin
-        self.stdout: IO[bytes] = self.process.stdout
+        # Not buffered: a selector does not see messages that were read ahead
+        self.stdout: FileIO = self.process.stdout.raw  # type: ignore[attr-defined]
         self.ready = False
         self.samples: Samples | None = None
         self.gauge = WorkerGauge()
@@ -75,8 +75,14 @@ class WorkerProcess:
             return codec.decode(LoadProgress, data, where="progress")
         elif kind == "result":
             self.gauge = codec.decode(WorkerGauge, data["gauge"], where="gauge")
-            self.samples = samples_from_bytes(self.stdout.read(data["bytes"]))
-            self.samples.texts = dict(json.loads(self.stdout.read(data["texts"])))
+            payload = bytearray()
+            while len(payload) < data["bytes"] + data["texts"]:
+                piece = self.stdout.read(data["bytes"] + data["texts"] - len(payload))
+                if not piece:
+                    raise ExternalError("a load generator process ended before it sent its samples")
+                payload += piece
+            self.samples = samples_from_bytes(bytes(payload[: data["bytes"]]))
+            self.samples.texts = dict(json.loads(payload[data["bytes"] :]))
         return None
 
     def stop_process(self) -> None:
@@ -156,6 +162,8 @@ def _collect_samples(
             selector.register(process.stdout, selectors.EVENT_READ, process)
         while selector.get_map():
             try:
+                for process in processes if run.was_interrupted else ():
+                    process.send_message("stop")  # again each time: a worker may have read one ahead with another line
                 for key, _ in selector.select(0.5):
                     process = key.data
                     if progress := process.read_message():
@@ -166,8 +174,6 @@ def _collect_samples(
                     watcher(list(latest.values()), (time.monotonic_ns() - zero) / 1e9)
             except KeyboardInterrupt:
                 run.was_interrupted = True
-                for process in processes:
-                    process.send_message("stop")
     for process in processes:
         if process.samples is not None:
             run.samples.extend(process.samples)
