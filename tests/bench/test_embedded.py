@@ -17,7 +17,7 @@ def test_prefill_decode_and_a_sweep_on_a_real_engine(tmp_path: Path, capsys: pyt
     recipe = phantom_recipe()
     with session.engine_session(deploy(recipe), Run.create("embedded", runs=tmp_path)) as live:
         where = ["bench", live.endpoint.base_url, "--model", "phantom", "--json"]
-        assert main([*where, "--pp", "64", "--tg", "8", "--set", "repeat=2"]) == 0
+        assert main([*where, "--pp", "64", "--tg", "32", "--set", "repeat=2"]) == 0
         tests = json.loads(capsys.readouterr().out)
         assert main([*where, "--input", "64", "--output", "8", "--concurrency", "1,2", "--requests", "2"]) == 0
         sweep = json.loads(capsys.readouterr().out)
@@ -25,7 +25,7 @@ def test_prefill_decode_and_a_sweep_on_a_real_engine(tmp_path: Path, capsys: pyt
     assert [(row["test"], row["cold"], row["tries"]) for row in tests["rows"]] == [
         ("pp64", True, 2),
         ("pp64", False, 2),
-        ("tg8", True, 2),
+        ("tg32", True, 2),
     ]
     assert all(row["mean_tok_s"] > 0 for row in tests["rows"])
     assert tests["flags"] == []

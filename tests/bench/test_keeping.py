@@ -235,7 +235,7 @@ def test_a_server_that_died_ends_the_sweep(words: list[str], runs: Path, capsys:
         if len(peer.state.asked) < 7:
             return good(peer, body)
         peer.state.listener.shutdown(socket.SHUT_RDWR)
-        peer.state.listener.close()
+        peer.state.close()
         return False
 
     with serving(dies) as server:

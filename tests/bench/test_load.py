@@ -242,7 +242,7 @@ def test_a_server_that_is_gone_fails_every_request() -> None:
     with serving(good) as server:
         endpoint = endpoint_from_url(server.url, "m")
         subject = probe_endpoint(endpoint)
-        server.listener.close()
+        server.close()
         time.sleep(0.05)
     gone = replace(subject, address=sockets.address_from_url("http://127.0.0.1:9/v1"))
     result = measure_load(gone, WORK, Load(concurrency=2, requests=2), scrape_metrics=False).result

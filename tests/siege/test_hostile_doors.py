@@ -51,6 +51,7 @@ def silent(*, drips: bool) -> Iterator[int]:
             yield listener.getsockname()[1]
         finally:
             over.set()
+            listener.shutdown(socket.SHUT_RDWR)
 
 
 @pytest.mark.parametrize("drips", [False, True], ids=["mute", "drips"])

@@ -141,6 +141,7 @@ def test_a_certificate_that_is_not_signed(tmp_path: Path):
     ladder = run_checks(
         endpoint_from_url(f"https://127.0.0.1:{listener.getsockname()[1]}", "m"), VerifyOptions(deadline_s=10, seed=1)
     )
+    listener.shutdown(socket.SHUT_RDWR)
     listener.close()
 
     assert ladder.rungs[0].reason.startswith("models: TLS")
