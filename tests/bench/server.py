@@ -105,7 +105,7 @@ class Server:
         return f"http://127.0.0.1:{self.listener.getsockname()[1]}"
 
     def close(self) -> None:
-        """Stop listening. Closed alone, the thread would wait on, and at a signal accept for the descriptor's next owner."""
+        """Stop listening, and wake the thread: after a signal it would accept for the next owner of the descriptor."""
         with contextlib.suppress(OSError):
             self.listener.shutdown(socket.SHUT_RDWR)
         self.listener.close()
