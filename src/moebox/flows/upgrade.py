@@ -21,13 +21,7 @@ from moebox.core.verdict import CheckResults, Mark
 from moebox.detect.conditions import ConditionsWatch
 from moebox.detect.limits import memory_share
 from moebox.errors import AnswerIsNo, MoeboxError, Unsupported, refuse_if
-from moebox.flows.compare import (
-    CompareEffort,
-    Comparison,
-    SideListener,
-    compare_sides,
-    compare_targets,
-)
+from moebox.flows.compare import CompareEffort, Comparison, SideListener, compare_sides, compare_targets
 from moebox.flows.rehearse import rehearse
 from moebox.flows.soak import soak_endpoint
 from moebox.flows.walk import memory_problem, startup_problem

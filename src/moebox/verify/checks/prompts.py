@@ -13,14 +13,7 @@ from moebox.verify.checks.tool_history import MIN_TOKENS_PER_WORD
 from moebox.verify.checks.turns import PADDING, PADDING_TOKENS, assistant_turn, chat_or_skip, prompt_grew, user_turn
 from moebox.verify.options import TRIALS
 from moebox.verify.session import REJECTED_STATUSES, ProbeFailed, ProbeSkipped, ProbeWarning, require_token_count
-from moebox.verify.trials import (
-    Check,
-    CheckSession,
-    TrialOutcome,
-    judge_answer,
-    model_failure,
-    require_capability,
-)
+from moebox.verify.trials import Check, CheckSession, TrialOutcome, judge_answer, model_failure, require_capability
 
 LONG_SYSTEM = PADDING * 30  # 720 words: an agent's system message is pages long
 NOTE = "Read every word of this note before you use the tool. "
