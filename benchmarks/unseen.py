@@ -6,9 +6,10 @@ Without a flag: coverage by group, each source left out in turn. `--score` forec
 (about five minutes) and stores its error there; `--write` stores the ranges in src/moebox/data/ranges.toml.
 
 A range is conformal over sources, and a source is a publisher's machines of one GPU: other GPUs of one publisher are
-other hosts. The level is raised for a small number of publications. Rows of 1,024 streams and more (a limit of running
-requests decides), of drafts without a known acceptance, and of InferenceX's `token_position` runs (most of those series
-get faster with more streams) are left out; the rules and weights were chosen with the errors in view.
+other hosts. The level is raised for a small number of publications. Rows of 1,024 streams and more, or of more streams
+than the server ran at once (a limit of running requests decides), of drafts without a known acceptance, of streams that
+share one long prompt, and of InferenceX's `token_position` runs (most of those series get faster with more streams) are
+left out; the rules and weights were chosen with the errors in view.
 """
 
 import contextlib

@@ -91,7 +91,7 @@ class ExpertKernel:
 
     quant: str
     generation: str
-    kernel: str = ""  # marlin, triton, cutlass, trtllm
+    kernel: str = ""  # marlin, triton, cutlass, trtllm, deepgemm
     engine: str = ""  # only under this engine; "": any
     architectures: tuple[str, ...] = ()  # only for these; (): all
     before: str = ""  # only in versions before this one; "": in all
