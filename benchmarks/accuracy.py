@@ -40,7 +40,7 @@ def main() -> int:
     figures = [*memory(), *speed(), *coverage()]
     _print(figures)
     print_unseen()
-    print("\npairs of published results: directions of differences above 10%, and how far the ratio is off")
+    print("\npairs of published results: directions beyond 10% and both spreads, and how far the ratio is off")
     for name, rows, counted, right, error in pairs.summary():
         print(f"{name:32} {rows:5} pairs  {right} of {counted} directions right  median error {error:4.0%}")
     if "--hosts" in sys.argv:

@@ -2,13 +2,15 @@
 
     python benchmarks/pairs.py [--all]
 
-Rows are in pairs.csv: milliseconds a token of both sides at the same load (InferenceX, 2026), with the versions. `use`
-is fit (fit_speed.py fits ratios of them beside absolute rows) or score (never fitted). A direction counts if the two
-sides differ by more than SPREAD.
+Rows are in pairs.csv: milliseconds a token of both sides at the same load (InferenceX, 2026), with the versions, and
+with settings of launch scripts that the forecast needs. `use` is fit (fit_speed.py fits ratios of them beside absolute
+rows) or score (never fitted). A direction counts if the two sides differ by more than SPREAD, and by more than the
+published results of either setup differ among each other (this table and unseen.csv, any version).
 """
 
 import csv
 import functools
+import itertools
 import math
 import statistics
 import sys
@@ -19,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import published
+import unseen
 
 SPREAD = 0.10  # four of five of 216 setups that were published more than once, by any version, differ by less
 REQUESTS = 4  # for each stream: ratios need no more
@@ -49,17 +52,17 @@ class Pair:
 
     @property
     def counts(self) -> bool:
-        """The published difference is larger than runs of one setup differ."""
-        return abs(self.published) > math.log(1 + SPREAD)
+        """The published difference is larger than runs of one setup differ: of any, and of these two."""
+        spreads = [setup_spreads()[self.setup(side)] for side in "ab"]
+        return abs(self.published) > max(math.log(1 + SPREAD), *spreads)
+
+    def setup(self, side: str) -> tuple[str, ...]:
+        """What was run on one side, whatever the version."""
+        names = (f"{name}_{side}" for name in ("engine", "checkpoint", "box", "tp", "input"))
+        return (self.row["model"], self.row["output"], self.row["concurrency"], *map(self.row.__getitem__, names))
 
     def _key(self, side: str) -> tuple[str, ...]:
-        names = ("engine", "checkpoint", "box", "tp", "input")
-        return (
-            self.row["model"],
-            self.row["output"],
-            self.row["concurrency"],
-            *(self.row[f"{n}_{side}"] for n in names),
-        )
+        return (*self.setup(side), self.row[f"settings_{side}"])
 
 
 def load_pairs(*, use: str = "", engine: str = "") -> Iterator[Pair]:
@@ -71,11 +74,45 @@ def load_pairs(*, use: str = "", engine: str = "") -> Iterator[Pair]:
 
 
 @functools.cache
+def setup_spreads() -> dict[tuple[str, ...], float]:
+    """Return ln(slowest / fastest) of the published results of each setup, as far apart as their rounding allows."""
+    times: dict[tuple[str, ...], set[str]] = defaultdict(set)
+    for pair in load_pairs():
+        for side in "ab":
+            times[pair.setup(side)].add(pair.row[f"tpot_{side}"])
+    for row in unseen.read_rows(unseen.ROWS):
+        words = row["args"].split()
+        options = dict(itertools.pairwise(words))
+        if row["metric"] == "tpot" and "--ep" not in options and options.get("--speculate") == "none":
+            names = ("--engine", "--checkpoint", "", "--tp", "--input")
+            values = (row["box"] if not name else options.get(name, "") for name in names)
+            times[row["model"], options.get("--output", ""), row["concurrency"], *values].add(row["measured"])
+    spreads = {}
+    for setup, seen in times.items():
+        halves = {text: 0.5 * 10.0 ** -len(text.partition(".")[2]) for text in seen}
+        slowest = max(float(text) + half for text, half in halves.items())
+        fastest = min(float(text) - half for text, half in halves.items())
+        spreads[setup] = math.log(slowest / fastest)
+    return spreads
+
+
+@functools.cache
 def forecast_ms(
-    model: str, output: str, concurrency: str, engine: str, checkpoint: str, box: str, tp: str, prompt: str
+    model: str,
+    output: str,
+    concurrency: str,
+    engine: str,
+    checkpoint: str,
+    box: str,
+    tp: str,
+    prompt: str,
+    settings: str,
 ) -> float:
     """Milliseconds a token of one side, simulated."""
     run: dict[str, Any] = {"model": model, "engine": engine, "checkpoint": checkpoint, "box": box, "kv": "auto"}
+    given = dict(word.split("=") for word in settings.split())
+    run |= {"flags": {"moe-backend": given.pop("moe-backend")} if "moe-backend" in given else {}}
+    run |= {name: int(value) if name == "batched_tokens" else value for name, value in given.items()}
     run |= {
         "tp": int(tp),
         "input": int(prompt),

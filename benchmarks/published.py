@@ -352,7 +352,8 @@ def _recipe(row: dict[str, Any]) -> Recipe:
         engine_version=row.get("version", ""),
         parallel=Parallel(tp=row["tp"], dp=row.get("dp", 1), dcp=row.get("dcp", 1), ep=row.get("ep", False)),
         speculate=Speculate(tokens=guesses) if guesses else None,
-        flags={"disable-cuda-graph": True} if row.get("eager") else {},
+        batched_tokens=row.get("batched_tokens"),
+        flags=row.get("flags", {}) | ({"disable-cuda-graph": True} if row.get("eager") else {}),
     )
 
 

@@ -6,9 +6,10 @@ Without a flag: coverage by group, each source left out in turn. `--score` forec
 (about five minutes) and stores its error there; `--write` stores the ranges in src/moebox/data/ranges.toml.
 
 A range is conformal over sources, and a source is a publisher's machines of one GPU: other GPUs of one publisher are
-other hosts. The level is raised for a small number of publications. Rows of 1,024 streams and more (a limit of running
-requests decides), of drafts without a known acceptance, and of InferenceX's `token_position` runs (most of those series
-get faster with more streams) are left out; the rules and weights were chosen with the errors in view.
+other hosts. The level is raised for a small number of publications. Rows of 1,024 streams and more, or of more streams
+than the server ran at once (a limit of running requests decides), of drafts without a known acceptance, of streams that
+share one long prompt, and of InferenceX's `token_position` runs (most of those series get faster with more streams) are
+left out; the rules and weights were chosen with the errors in view.
 """
 
 import contextlib
@@ -64,13 +65,13 @@ FORECAST_FIELDS = {
     "out": "output_throughput",
 }
 HEADER = """# How far forecasts were from results on hosts that had no part in the fit: factors that hold four of five,
-# by kind of result, GPU generation, engine, and whether the model's architecture was fitted. Written by
-# `python benchmarks/unseen.py --write`; `rows` and `sources` are what stands behind a factor. A group of fewer than ten
-# rows, or of one source, has no row here, and the next wider one is used; rows with neither generation nor engine are
-# for the rest. Results of several nodes, and of versions before `oldest` (vLLM without asynchronous scheduling, SGLang
-# before those that were fitted), are groups of their own in place of a generation. A group's factor is drawn towards
-# the next wider group's, which counts as one source. `active_b`: billions of active parameters of models with results;
-# beyond them ln(factor) grows by `widening` for each factor e of distance.
+# by kind of result, GPU generation, engine, and whether the model's architecture was fitted under that engine. Written
+# by `python benchmarks/unseen.py --write`; `rows` and `sources` are what stands behind a factor. A group of fewer than
+# ten rows has no row here, and the next wider one is used; rows with neither generation nor engine are for the rest.
+# Results of several nodes, and of versions before `oldest` (vLLM without asynchronous scheduling, SGLang before those
+# that were fitted), are groups of their own in place of a generation, whatever the model. A group's factor is drawn
+# towards the next wider group's, which counts as one source. `active_b`: billions of active parameters of models with
+# results; beyond them ln(factor) grows by `widening` for each factor e of distance.
 """
 # Hosts of left_out.csv whose publisher has rows in unseen.csv too; owners in the rtx6kpro wiki count as one source.
 WIKI_OWNERS = ("festr", "grimulkan", "orangezed", "cyysky", "luke")
@@ -106,10 +107,11 @@ def load_results() -> list[Result]:
     """Return the rows of unseen.csv and the errors of hosts that were left out of the fit."""
     architectures = catalogue.load_table("ranges")["fitted"]["architectures"]
     found = []
-    for row in _read(ROWS):
-        known = catalogue.find_model(row["model"]).architecture in architectures
+    for row in read_rows(ROWS):
         words = row["args"].split()
-        engine = words[words.index("--engine") + 1] + " community" * ("--image" in words)
+        engine = words[words.index("--engine") + 1]
+        known = catalogue.find_model(row["model"]).architecture in architectures.get(engine, ())
+        engine += " community" * ("--image" in words)
         version = next((word.partition("=")[2] for word in words if word.startswith("engine_version=")), "")
         box = box_from_name(row["box"])
         gpu = box.gpus[0]
@@ -121,7 +123,7 @@ def load_results() -> list[Result]:
         source = f"{row['source']} {gpu.name}"
         label = range_label(gpu.generation, engine, version, box.nodes)
         found.append(Result(kind, label, engine, models, source, row["model"], float(row["error"])))
-    for row in _read(LEFT_OUT):
+    for row in read_rows(LEFT_OUT):
         if row["table"] == "engine" and not row["preset"]:
             host, generation, engine = row["host"], row["generation"], row["engine"]
             if host in ("gpustack", "conselara"):  # vLLM 0.10.2; two DGX Spark
@@ -137,7 +139,7 @@ def load_results() -> list[Result]:
 
 
 def group_factors(results: Iterable[Result]) -> dict[Group, tuple[float, int, int]]:
-    """Return factor, rows and sources of each group with enough rows of several sources, and of all others.
+    """Return factor, rows and sources of each group with enough rows, and of all others.
 
     A group's own factor is drawn towards that of the next wider group, which counts as one source more.
 
@@ -156,7 +158,7 @@ def group_factors(results: Iterable[Result]) -> dict[Group, tuple[float, int, in
         found[kind, "", "", ""] = (factor, len(rows), len({row.source for row in rows}))
     for group in sorted(members, key=lambda group: bool(group[1]) + bool(group[2])):  # the widest first
         rows, sources = members[group], len({row.source for row in members[group]})
-        if len(rows) < ENOUGH or sources < 2 or not any(group[1:]):
+        if len(rows) < ENOUGH or not any(group[1:]):
             continue
         between = range_groups(*group)[1:] if group[1] and group[2] else ()
         factors = [found[group[0], *each][0] for each in between if (group[0], *each) in found]
@@ -200,7 +202,7 @@ def coverage() -> Iterator[tuple[str, int, int, float, float]]:
 
 def active_billions() -> tuple[float, float]:
     """Return the fewest and the most active parameters of models with results, in billions."""
-    counts = [catalogue.find_model(row["model"]).active_parameters / 1e9 for row in _read(ROWS)]
+    counts = [catalogue.find_model(row["model"]).active_parameters / 1e9 for row in read_rows(ROWS)]
     return math.floor(10 * min(counts)) / 10, math.ceil(10 * max(counts)) / 10
 
 
@@ -229,10 +231,13 @@ def widening_by_distance(least: float) -> float:
 def write_ranges() -> None:
     """Store the factors of all groups beside the list of fitted architectures."""
     table, active = catalogue.load_table("ranges"), active_billions()
-    names = "".join(f'  "{name}",\n' for name in table["fitted"]["architectures"])
+    names = "".join(
+        f"{engine} = [\n" + "".join(f'  "{name}",\n' for name in known) + "]\n"
+        for engine, known in table["fitted"]["architectures"].items()
+    )
     oldest = ", ".join(f'{engine} = "{version}"' for engine, version in table["fitted"]["oldest"].items())
     span = f"active_b = [{active[0]}, {active[1]}]\nwidening = {widening_by_distance(active[0]):.2f}\n"
-    parts = [HEADER, f"[fitted]\noldest = {{ {oldest} }}\n{span}architectures = [\n{names}]\n"]
+    parts = [HEADER, f"[fitted]\noldest = {{ {oldest} }}\n{span}\n[fitted.architectures]\n{names}"]
     factors = group_factors(load_results())
     order = sorted(factors, key=lambda group: (RANGE_KINDS.index(group[0]), *group[1:]))
     for group in order:
@@ -246,7 +251,7 @@ def write_ranges() -> None:
 
 def score_rows() -> None:
     """Forecast every row again, and store its error."""
-    rows = _read(ROWS)
+    rows = read_rows(ROWS)
     runs: dict[tuple[str, ...], list[dict[str, str]]] = defaultdict(list)
     for row in rows:
         runs[row["model"], row["box"], row["args"], row["mode"]].append(row)
@@ -286,7 +291,8 @@ def _join(values: Iterable[str]) -> str:
     return ",".join(sorted(set(values), key=int))
 
 
-def _read(path: Path) -> list[dict[str, str]]:
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a table."""
     with open(path, encoding="utf-8") as file:
         return list(csv.DictReader(file))
 

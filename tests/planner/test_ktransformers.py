@@ -53,7 +53,7 @@ def test_published_prompts_are_in_the_range(name: str) -> None:
     """Three lengths on one to eight GPUs: copying a layer's experts is what a short prompt waits for."""
     row = BY_NAME[name]
     speed = Speed.for_deployment(deployment(row))
-    low, high = speed.prefill_range
+    low, high = speed.range_factors("prompt")
     for tokens, seen in row["pp"].items():
         assert low < seen / speed.prefill_tok_s(int(tokens)) < high, (tokens, seen)
 

@@ -1,5 +1,6 @@
 """Ranges of forecasts: from results on hosts that had no part in the fit, and stated as such."""
 
+import math
 from types import ModuleType
 
 import pytest
@@ -62,11 +63,27 @@ def test_ranges_widen_with_the_distance_from_models_with_results(unseen: ModuleT
     assert stored["widening"] == pytest.approx(unseen.widening_by_distance(stored["active_b"][0]), abs=0.01)
 
 
-def test_small_groups_take_a_wider_one() -> None:
-    """No range stands on fewer than ten rows or on a single source."""
-    stored = catalogue.load_table("ranges")["range"]
-    assert min(row["rows"] for row in stored) >= 10
-    assert min(row["sources"] for row in stored) >= 2
+def test_small_groups_take_a_wider_one(unseen: ModuleType) -> None:
+    """No range stands on fewer than ten rows, and one of a single source lies half-way to the next wider group's."""
+    assert min(row["rows"] for row in catalogue.load_table("ranges")["range"]) >= 10
+    results = [
+        unseen.Result("serving", name, "vllm", "fitted", name, "m", 0.3) for name in ("a", "b") for _ in range(10)
+    ]
+    narrow = [unseen.Result("serving", "c", "vllm", "fitted", "c", "m", 0.1)] * 10
+    prompts = [unseen.Result("prompt", "a", "vllm", "fitted", "a", "m", 0.3)]
+    factors = unseen.group_factors([*results, *narrow, *prompts])
+    own, wider = (factors["serving", "c", engine, "fitted"][0] for engine in ("vllm", ""))
+    assert math.log(own) == pytest.approx((0.1 + math.log(wider)) / 2)
+
+
+def test_an_architecture_is_known_by_the_engine_it_was_fitted_under() -> None:
+    """DeepSeek V4 was fitted under vLLM alone: its range under SGLang is that of other models, and wider."""
+    under = {
+        engine: find_range("serving", "blackwell-rtx", engine, "DeepseekV4ForCausalLM", ACTIVE)
+        for engine in ("vllm", "sglang")
+    }
+    assert (under["vllm"].models, under["sglang"].models) == ("fitted", "other")
+    assert under["sglang"].factor > 1.2 * under["vllm"].factor
 
 
 def test_all_sources_left_out_in_turn_cover_four_of_five(unseen: ModuleType) -> None:

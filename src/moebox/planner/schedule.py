@@ -196,22 +196,22 @@ class Scheduler:
         budget, room = float(self.rules.step_tokens), self.room_tokens
         if batch:
             budget, room = budget - self._decode_tokens(), room - self._gains
-        # Tokens read, the sum over them of what is before each, and prompts that are read to the end.
-        fresh, past, ready = 0, 0.0, []
+        # Tokens read, the sum over them of what is before each, their prompts, and those that are read to the end.
+        fresh, past, prompts, ready = 0, 0.0, 0, []
         while self.reading and budget > fresh < room:
             request = self.reading[0]
             chunk = int(min(request.tokens_to_read - request.tokens_read, budget - fresh, room - fresh))
             past += chunk * request.tokens_read
             request.tokens_read += chunk
             self.held_tokens += chunk
-            fresh += chunk
+            fresh, prompts = fresh + chunk, prompts + 1
             if request.tokens_read < request.tokens_to_read:
                 break
             ready.append(self.reading.popleft())
         if not fresh and not ready:
             return self._preempt()
         context = self.used_tokens / max(self.running, 1)
-        seconds = self.speed.step_s(batch, context, fresh, past / max(fresh, 1))
+        seconds = self.speed.step_s(batch, context, fresh, past / max(fresh, 1), max(prompts, 1))
         finished = self._finish_steps(1) if batch else []
         for request in ready:
             self._start(request)

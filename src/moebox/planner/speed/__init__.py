@@ -24,7 +24,7 @@ from moebox.planner.speed.host import AssumedRam, HybridStep, assumed_ram, make_
 from moebox.planner.speed.links import make_fabric
 from moebox.planner.speed.measured import RANGE_SIGMAS, MeasuredSpeed, find_measured_speed
 from moebox.planner.speed.ranges import RANGE_KINDS, HostRange, RangeKind, find_range, range_label
-from moebox.planner.speed.step import GpuStep
+from moebox.planner.speed.step import GpuStep, Parts
 from moebox.sizing import kv
 from moebox.sizing.rank import rank_work
 
@@ -102,7 +102,7 @@ class Speed:
             gpu = replace(gpu, bandwidth=round(gpu.bandwidth * unified.engine_rate))
         engine, version, generation = recipe.engine, recipe.engine_version, gpu.generation
         row, away = tables.find_efficiency(engine, recipe.runtime.preset, generation)
-        kernel = tables.find_expert_kernel(checkpoint.quant, generation, engine, model.architecture, version)
+        kernel = tables.find_expert_kernel(checkpoint.quant, generation, model.architecture, recipe)
         if gpu.clock != 1:
             row = replace(row, layer_us=row.layer_us / gpu.clock, piecewise_us=row.piecewise_us / gpu.clock)
             times = {name: getattr(kernel, name) / gpu.clock for name in ("fixed_us", "hidden_us", "expert_us")}
@@ -170,13 +170,15 @@ class Speed:
             assumed_ram=assumed_ram(box, hybrid_step),
         )
 
-    def step_parts(self, batch: float, context: float, fresh: float = 0.0, past: float = 0.0) -> dict[str, float]:
+    def step_parts(self, batch: float, context: float, fresh: float = 0, past: float = 0, prompts: int = 1) -> Parts:
         """Seconds by part of a step that decodes `batch` sequences at `context` and reads `fresh` prompt tokens."""
         if self.measured:
             return {"measured": self.measured.step_s(batch, context, fresh, past)}
-        step = self.gpu_step or self.hybrid_step
-        assert step is not None
-        parts = step.step_parts(batch, context, fresh, past)
+        if self.gpu_step:
+            parts = self.gpu_step.step_parts(batch, context, fresh, past, prompts)
+        else:
+            assert self.hybrid_step is not None
+            parts = self.hybrid_step.step_parts(batch, context, fresh, past)
         if (share := self.known_share(batch)) < 1:
             parts = parts | {"reported slowdown": sum(parts.values()) * (1 / share - 1)}
         return parts
@@ -185,8 +187,8 @@ class Speed:
         """The share of the fitted speed that reports leave with so many streams."""
         return next((share for least, share in reversed(self.known_shares.items()) if least <= max(streams, 1)), 1.0)
 
-    def step_s(self, batch: float, context: float, fresh: float = 0.0, past: float = 0.0) -> float:
-        return sum(self.step_parts(batch, context, fresh, past).values())
+    def step_s(self, batch: float, context: float, fresh: float = 0.0, past: float = 0.0, prompts: int = 1) -> float:
+        return sum(self.step_parts(batch, context, fresh, past, prompts).values())
 
     @property
     def tokens_per_step(self) -> float:
@@ -224,7 +226,7 @@ class Speed:
         together = min(max(self.chunk_tokens // max(tokens, 1), 1), prompts)
         if together == 1:
             return prompts * self.prefill_s(tokens)
-        return prompts / together * self.step_s(0, 0, together * tokens)
+        return prompts / together * self.step_s(0, 0, together * tokens, 0, together)
 
     def prefill_tok_s(self, tokens: int) -> float:
         return tokens / max(self.prefill_s(tokens), 1e-9)
@@ -239,18 +241,13 @@ class Speed:
         down, up = math.hypot(math.log(low), math.log(less)), math.hypot(math.log(high), math.log(more))
         return math.exp(-down), math.exp(up)
 
-    @property
-    def prefill_range(self) -> tuple[float, float]:
-        """Factors on prompt speed between which four of five rows of another host lie."""
-        return self.range_factors("prompt")
-
     def step_range(self, streams: float, context: float) -> tuple[float, float]:
         """Factors on decode speed with so many streams: measured speeds have a range for each."""
         return _factors(self.measured.step_spread(streams, context)) if self.measured else self.decode_range
 
     def prompt_range(self, tokens: int) -> tuple[float, float]:
         """Factors on the speed of prompts of one length: measured speeds have a range for each."""
-        return _factors(self.measured.prompt_spread(tokens)) if self.measured else self.prefill_range
+        return _factors(self.measured.prompt_spread(tokens)) if self.measured else self.range_factors("prompt")
 
     def range_factors(self, kind: RangeKind, *, fitted_hosts: bool = False) -> tuple[float, float]:
         """Factors on a rate between which four of five rows lie, on any host or on those that were fitted."""

@@ -33,6 +33,9 @@ class AttentionBackend:
     bandwidth: float = 0.0
     stream_ns: float = 0.0
     prompt: float = 0.0
+    padded_heads: int = 0
+    latent_prompt: float = 0.0
+    latent_decode: float = 0.0
     index_us: float = 0.0
     index_ns: float = 0.0
     source: str = ""
@@ -62,20 +65,16 @@ def attention_kind(kind: LayerKind) -> AttentionKind | None:
 
 def find_backends(recipe: Recipe, generation: str, architecture: str) -> dict[AttentionKind, AttentionBackend]:
     """Return the backend of each kind of attention: the one that the recipe names, or the engine's default."""
-    named = str(recipe.flags.get("attention-backend", "")).lower()
-    kv = kv_type(recipe)
+    named, kv = str(recipe.flags.get("attention-backend", "")).lower(), kv_type(recipe)
 
     def applies(row: AttentionBackend) -> bool:
         old = not row.before or version_in_range(recipe.engine_version, f"<{row.before}")
         fits = generation in row.generations and row.engine in ("", recipe.engine) and row.kv in ("", kv)
         return old and fits and architecture in (row.architectures or (architecture,))
 
-    backends = filter(applies, table_rows(AttentionBackend, "attention", "backend"))
-    usable = sorted(backends, key=lambda row: not row.before)
-    found: dict[AttentionKind, AttentionBackend] = {}
-    for row in usable:
-        if named and row.name == named:
-            found.setdefault(row.kind, row)
+    every = table_rows(AttentionBackend, "attention", "backend")
+    usable = sorted(filter(applies, every), key=lambda row: not row.before)
+    found = {row.kind: row for row in reversed(usable) if row.name == named}
     for default in filter(applies, table_rows(AttentionBackend, "attention", "default")):
         match = next((row for row in usable if (row.name, row.kind) == (default.name, default.kind)), UNKNOWN)
         found.setdefault(default.kind, match)

@@ -10,7 +10,7 @@ from typing import Any
 
 from moebox import codec
 from moebox.core import catalogue
-from moebox.core.recipe import EngineName
+from moebox.core.recipe import EngineName, Recipe
 from moebox.core.symptom import version_in_range
 from moebox.sizing.rank import RankWork
 
@@ -91,10 +91,11 @@ class ExpertKernel:
 
     quant: str
     generation: str
-    kernel: str = ""  # marlin, triton, cutlass, trtllm
+    kernel: str = ""  # marlin, triton, cutlass, trtllm, deepgemm
     engine: str = ""  # only under this engine; "": any
     architectures: tuple[str, ...] = ()  # only for these; (): all
     before: str = ""  # only in versions before this one; "": in all
+    backend: str = ""  # only if the recipe names this `moe-backend`; "": any
     fixed_us: float
     hidden_us: float = 0.0  # for each 1,024 of the hidden size: inputs are quantised and permuted, outputs summed
     expert_us: float = 0.0  # for each expert that the batch activates on a rank
@@ -262,12 +263,10 @@ def has_fused_norms(engine: EngineName, version: str, generation: str, architect
     )
 
 
-def find_expert_kernel(
-    quant: str, generation: str, engine: EngineName, architecture: str, version: str
-) -> ExpertKernel:
+def find_expert_kernel(quant: str, generation: str, architecture: str, recipe: Recipe) -> ExpertKernel:
     """Return the expert kernel for a quantisation, on this generation or the nearest that was measured.
 
-    Engines differ in which kernel they use: rows for this version and architecture take precedence.
+    Engines differ in which kernel they use: rows for this backend, version and architecture take precedence.
     """
     family = next((name for name in QUANT_FAMILIES if name in quant.lower()), "int4")
     # Without FP4 units, or with 16-bit activations, Marlin unpacks NVFP4 as it does INT4 (vLLM, oracle/nvfp4.py).
@@ -276,14 +275,11 @@ def find_expert_kernel(
     near = NEAREST.get(generation, ("blackwell-rtx",))
     ranked = []
     for row in catalogue.table_rows(ExpertKernel, "efficiency", "experts"):
-        if row.quant != family or row.engine not in ("", engine):
-            continue
-        if row.architectures and architecture not in row.architectures:
-            continue
-        if row.before and not version_in_range(version, f"<{row.before}"):
-            continue
-        steps = near.index(row.generation) if row.generation in near else len(near)
-        ranked.append(((steps, not row.before, not row.architectures, not row.engine), row))
+        fits = row.quant == family and architecture in (row.architectures or (architecture,))
+        fits = fits and row.engine in ("", recipe.engine) and row.backend in ("", recipe.flags.get("moe-backend"))
+        if fits and (not row.before or version_in_range(recipe.engine_version, f"<{row.before}")):
+            steps = near.index(row.generation) if row.generation in near else len(near)
+            ranked.append(((steps, not row.backend, not row.before, not row.architectures, not row.engine), row))
     found = min(ranked, key=lambda pair: pair[0])[1]
     return found if found.generation == near[0] and not unpacks else replace(found, measured=False)
 

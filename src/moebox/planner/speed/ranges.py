@@ -27,7 +27,7 @@ class HostRange:
     kind: RangeKind
     generation: str = ""  # "": all; or SEVERAL_NODES, OLDER
     engine: str = ""  # "": all
-    models: ModelGroup = ""  # whether the model's architecture had a part in the fit; "": both
+    models: ModelGroup = ""  # whether the architecture had a part in the fit of this engine; "": both
     factor: float
     rows: int
     sources: int
@@ -43,7 +43,7 @@ class HostRange:
             where = f" with {self.generation}"
         elif not self.engine:
             where = " on such GPUs with other engines"
-        return f"80% of {self.rows} results from {self.sources} sources{where}{self.beyond}"
+        return f"80% of {self.rows} results from {self.sources} source{'s' * (self.sources > 1)}{where}{self.beyond}"
 
 
 def range_label(generation: str, engine: str, version: str, nodes: int) -> str:
@@ -61,9 +61,9 @@ def range_groups(
 
     Launches and scheduling decide short prompts: they resemble those of the same engine more than of the same GPUs.
     """
+    if label in (SEVERAL_NODES, OLDER):  # no model was fitted there
+        return (label, engine, ""), (label, "", "")
     own, such_gpus, such_engine = (label, engine, models), (label, "", models), ("", engine, models)
-    if label in (SEVERAL_NODES, OLDER):
-        return own, such_gpus
     return (own, such_engine, such_gpus) if kind == "prompt" else (own, such_gpus, such_engine)
 
 
@@ -74,7 +74,8 @@ def find_range(kind: RangeKind, label: str, engine: str, architecture: str, acti
     It is wider for a model with fewer or more active parameters than those that the results are of.
     """
     fitted = catalogue.load_table("ranges")["fitted"]
-    models: ModelGroup = "fitted" if architecture in fitted["architectures"] else "other"
+    known = architecture in fitted["architectures"].get(engine.partition(" ")[0], ())
+    models: ModelGroup = "fitted" if known else "other"
     every = catalogue.table_rows(HostRange, "ranges", "range")
     rows = {(row.kind, row.generation, row.engine, row.models): row for row in every}
     groups = range_groups(kind, label, engine, models)

@@ -18,6 +18,7 @@ STAGE_LOSS = 0.1
 HALF = 2  # bytes of an activation between ranks (bf16)
 FULL = 4  # bytes of a sum of squares (float32)
 DRAFT_RANKS = 200  # of requests, over which acceptance is averaged
+Parts = dict[str, float]  # seconds by part of a step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +39,8 @@ class GpuStep:
     overhead: Overhead | None = None  # additional host time of this engine version
     attention: Mapping[AttentionKind, AttentionBackend] = field(default_factory=dict)
 
-    def step_parts(self, batch: float, context: float, fresh: float = 0.0, past: float = 0.0) -> dict[str, float]:
-        """Seconds by part of a step that decodes `batch` sequences at `context` and reads `fresh` prompt tokens
+    def step_parts(self, batch: float, context: float, fresh: float = 0, past: float = 0, prompts: int = 1) -> Parts:
+        """Seconds by part of a step that decodes `batch` sequences at `context` and reads `fresh` tokens of `prompts`
         with `past` tokens before them."""
         rank = self.rank
         # Pipeline stages and data-parallel groups work on their own share of the sequences at the same time.
@@ -64,7 +65,7 @@ class GpuStep:
             "small kernels": small_kernels,
             "dense weights": dense,
             "experts": experts,
-            "attention": self.cached_attention(batch, context) + self.prompt_attention(fresh, past),
+            "attention": self.cached_attention(batch, context) + self.prompt_attention(fresh, past, prompts),
             "all-reduce": self.all_reduce_seconds(tokens),
             "context parallel": self.context_parallel_seconds(queries),
             "draft": self.draft_seconds(batch),
@@ -155,22 +156,25 @@ class GpuStep:
         # Joint queries: the heads of all draft tokens of a sequence share one tile, and each tile reads the cache.
         together, tiles = (1 + self.draft_tokens, batch) if c.joint_queries else (1, batch * (1 + self.draft_tokens))
         heads = layers.heads * self.rank.dcp * together
-        tile = c.head_tile if heads <= c.head_tile else c.wide_tile
+        tile = backend.padded_heads if backend.latent_decode else c.head_tile if heads <= c.head_tile else c.wide_tile
+        share = backend.latent_decode or c.attention_flops
         padded = math.ceil(heads / tile) * tile
         filled = 1 - math.exp(-tiles * padded / c.head_tile / c.attention_fill)
-        work = tiles * local * kind.pair_flops(padded, prompt=False) / (self.gpu.bf16 * c.attention_flops)
+        work = tiles * local * kind.pair_flops(padded, prompt=False) / (self.gpu.bf16 * share)
         return max(work, read) / filled + selecting
 
-    def prompt_attention(self, fresh: float, past: float) -> float:
-        """Attention of a prompt: every fresh token against all before it."""
-        if fresh <= 0:
-            return 0.0
-        before, seconds = past + fresh / 2, 0.0
+    def prompt_attention(self, fresh: float, past: float, prompts: int) -> float:
+        """Attention of a prompt: fresh tokens against all before them, or on the latent if more than are selected."""
+        seconds = 0.0
         for layers in self.rank.layers:
-            flops = layers.kind.entries_read(before) * layers.kind.pair_flops(layers.heads, prompt=True)
-            share = self.attention_backend(layers.kind).prompt or self.constants.prefill_attention
-            seconds += layers.count * flops / (self.gpu.bf16 * share)
-            seconds += layers.count * layers.kind.index_flops(before) / (self.gpu.bf16 * self.constants.gemm)
+            kind, heads, backend = layers.kind, layers.heads, self.attention_backend(layers.kind)
+            each = fresh / prompts if kind.indexer else fresh  # constants were fitted to prompts read as one
+            before, share = past + each / 2, backend.prompt or self.constants.prefill_attention
+            on_latent = kind.indexer and backend.padded_heads and past + each > kind.indexer.topk
+            if on_latent:
+                heads, share = max(heads, backend.padded_heads), backend.latent_prompt
+            flops = kind.entries_read(before) * kind.pair_flops(heads, prompt=not on_latent) / share
+            seconds += layers.count * (flops + kind.index_flops(before) / self.constants.gemm) / self.gpu.bf16
         return fresh * seconds
 
     def all_reduce_seconds(self, tokens: float) -> float:
@@ -233,9 +237,7 @@ class GpuStep:
         return min(low / self.tokens_per_step, 1.0), max(high / self.tokens_per_step, 1.0)
 
 
-def expert_kernel_seconds(
-    rank: RankWork, gpu: Gpu, kernel: ExpertKernel, tokens: float, *, share: float = 1.0
-) -> float:
+def expert_kernel_seconds(rank: RankWork, gpu: Gpu, kernel: ExpertKernel, tokens: float, share: float = 1.0) -> float:
     """Expert kernels of all layers for `tokens`: a fixed time, and reading or operations, whichever takes longer."""
     read = rank.expert_bytes_read(tokens) / (gpu.bandwidth * min(kernel.bandwidth * share, 1.0))
     work = rank.expert_step_flops(tokens) * kernel.padded_share(rank, tokens) / (gpu.bf16 * kernel.flops)
