@@ -205,8 +205,8 @@ def layout_holds(layout: str, recipe: Recipe) -> bool:
 
 
 def version_numbers(version: str) -> tuple[int, ...]:
-    """A version as numbers that sort: 0.5.12.post1 is (0, 5, 12, 1); a release candidate counts as its release."""
-    text = re.split(r"rc|dev|a\d|\+", version.lower().removeprefix("v"), maxsplit=1)[0]
+    """A version as numbers that sort: 0.5.12.post1 is (0, 5, 12, 1), an rc its release; an untagged build has none."""
+    text = re.split(r"^0\.1\.dev|rc|dev|a\d|\+", version.lower().removeprefix("v"), maxsplit=1)[0]
     return tuple(map(int, re.findall(r"\d+", text)))
 
 
