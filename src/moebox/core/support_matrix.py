@@ -82,9 +82,10 @@ class SupportRow:
 
     @functools.cached_property
     def dimensions(self) -> frozenset[str]:
-        """What the row sets conditions on."""
+        """What the row sets conditions on; a product is narrower than its GPU generation."""
         fields = ("versions", "gpu", "architecture", "layer_kind", "quant", "kv", "layout")
-        return frozenset(name for name in fields if getattr(self, name)) | {f"settings.{key}" for key in self.settings}
+        held = frozenset(name for name in fields if getattr(self, name)) | {f"settings.{key}" for key in self.settings}
+        return held | {"product" for name in self.gpu if not name.startswith(("sm", "gfx"))}
 
     @property
     def concerns_parsing(self) -> bool:

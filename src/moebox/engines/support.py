@@ -102,8 +102,7 @@ def _certain(setup: Setup, support: Support) -> Iterator[PlanWarning]:
 
 def _possible(setup: Setup, support: Support) -> Iterator[PlanWarning]:
     """Rows on this GPU or architecture that hold if something holds that neither the recipe nor the box shows."""
-    near = {"gpu", "architecture"}
-    shown = [match for match in support.possible if match.row.state != "runs" and near & match.row.dimensions]
+    shown = [each for each in support.possible if each.row.state != "runs" and (each.row.gpu or each.row.architecture)]
     for match in sorted(shown, key=lambda match: match.row.date, reverse=True)[:MOST_POSSIBLE]:
         conditions = " and ".join(re.sub("^(driver|host) = ", r"the \1 has ", text) for text in match.conditions)
         text = f"{match.row.text} Only if {conditions or f'this build behaves like the release {setup.version}'}."
