@@ -11,7 +11,19 @@ from .unseen import THREADS, judge, predicted_state, starts_as_predicted, starts
 
 @pytest.mark.parametrize(
     ("batch", "fewest"),
-    [("1", 39), ("2", 13), ("3", 29), ("4", 14), ("5", 48), ("6", 9), ("7", 8), ("8", 24), ("9", 19), ("10", 15)],
+    [
+        ("1", 39),
+        ("2", 13),
+        ("3", 29),
+        ("4", 14),
+        ("5", 48),
+        ("6", 9),
+        ("7", 8),
+        ("8", 24),
+        ("9", 19),
+        ("10", 15),
+        ("11", 6),
+    ],
 )
 def test_answers_to_threads_are_not_lost(batch: str, fewest: int) -> None:
     """At least as many setups of a batch are judged rightly as when the batch was last scored."""
