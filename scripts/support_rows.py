@@ -3,7 +3,8 @@
     python scripts/support_rows.py
 
 Exits 1 and names the rows if one is not valid: an unknown field or state, a version range or layout that cannot be
-read, a slow row without a factor, or an id used twice. Parsing the TOML takes 100 ms, the JSON 2 ms.
+read, a quantisation that no checkpoint is of, a slow row without a factor, or an id used twice. Parsing the TOML takes
+100 ms, the JSON 2 ms.
 """
 
 import json
@@ -21,6 +22,7 @@ from moebox.core.support_matrix import SupportRow, in_versions, layout_holds
 from moebox.data import FOLDER
 from moebox.errors import BadInput
 
+QUANTS = {"int4", "nvfp4", "fp8", "mxfp4", "mxfp8", "awq", "gptq", "bf16", "gguf", "exl3"}
 RECIPE = Recipe(name="x", engine="vllm", model="x", checkpoint="x", served_name="", speculate=Speculate())
 
 
@@ -40,6 +42,8 @@ def problems(rows: list[dict[str, Any]]) -> list[str]:
             continue
         if (checked.state == "slow") != (checked.factor is not None):
             found.append(f"{row['id']}: a slow row has a factor, no other has one")
+        if unknown := set(checked.quant) - QUANTS:
+            found.append(f"{row['id']}: no checkpoint is of {', '.join(sorted(unknown))}, so the row never holds")
         dates = [item.date for item in checked.evidence]
         if not dates or not all(re.fullmatch(r"20\d\d(-\d\d(-\d\d)?)?", date) for date in dates):
             found.append(f"{row['id']}: evidence needs a date")

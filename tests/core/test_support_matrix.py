@@ -68,6 +68,7 @@ def test_a_row_that_is_not_valid_is_named(change: dict[str, object], problem: st
         ("0.2.0-dev", "..b7600", False),  # another way of counting: not comparable
         ("nightly", ">=0.25", False),
         ("nightly", "", True),
+        ("0.1.dev19253+g5f76ae224", "<0.27", False),  # built without a tag: not version 0.1
     ],
 )
 def test_versions_are_compared_in_their_own_way_of_counting(version: str, wanted: str, holds: bool) -> None:
@@ -192,6 +193,15 @@ def test_the_narrower_row_wins() -> None:
     assert support_for(broken).state == "wrong"
     fixed = replace(broken, recipe=replace(broken.recipe, flags={"fp8-gemm-backend": "triton"}))
     assert support_for(fixed).state == "runs"
+
+
+def test_a_narrower_failure_does_not_hide_that_it_does_not_start() -> None:
+    """KTransformers 0.6.1 dies in its warm-up: that long prompts would crash it too is no contradiction."""
+    flags = {"kt-gpu-prefill-token-threshold": 400}
+    asked = setup("ktransformers", "0.6.1", "sm120", "deepseek-v4-flash", "fp8-mxfp4", kv="auto", flags=flags)
+    support = support_for(asked)
+    assert {match.row.state for match in support.matches} >= {"no-start", "crashes"}
+    assert support.state == "no-start"
 
 
 def test_a_condition_that_a_recipe_does_not_show_makes_a_row_possible_only() -> None:

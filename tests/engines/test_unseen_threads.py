@@ -10,7 +10,20 @@ from .unseen import THREADS, judge, predicted_state, starts_as_predicted, starts
 
 
 @pytest.mark.parametrize(
-    ("batch", "fewest"), [("1", 39), ("2", 13), ("3", 29), ("4", 14), ("5", 50), ("6", 9), ("7", 6), ("8", 24)]
+    ("batch", "fewest"),
+    [
+        ("1", 39),
+        ("2", 13),
+        ("3", 29),
+        ("4", 14),
+        ("5", 48),
+        ("6", 9),
+        ("7", 8),
+        ("8", 24),
+        ("9", 19),
+        ("10", 15),
+        ("11", 6),
+    ],
 )
 def test_answers_to_threads_are_not_lost(batch: str, fewest: int) -> None:
     """At least as many setups of a batch are judged rightly as when the batch was last scored."""
@@ -37,6 +50,30 @@ def test_a_backend_that_does_not_take_the_model_is_refused() -> None:
     state, reason = predicted_state(thread)
     assert state == "no-start"
     assert "CUTLASS_MLA does not take this model" in reason
+
+
+def test_a_build_without_a_tag_is_not_known() -> None:
+    """0.1.dev19253 is not older than every release: what it runs is not known."""
+    (thread,) = [thread for thread in THREADS if thread["url"].endswith("/recipes/issues/838")]
+    assert predicted_state(thread)[0] == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "box", "kv", "refused"),
+    [
+        ("vllm", "0.29.0", "8x-b200", "auto", True),
+        ("vllm", "0.30.0", "8x-b200", "auto", False),
+        ("vllm", "0.30.0", "8x-b200", "bf16", True),
+        ("ktransformers", "0.7.2", "1x-rtx-5090", "auto", False),
+        ("ktransformers", "0.7.2", "1x-rtx-3090", "auto", True),
+    ],
+)
+def test_what_deepseek_v4_is_refused_for(engine: str, version: str, box: str, kv: str, refused: bool) -> None:
+    """vLLM takes the cache type auto since 0.30; kt-kernel has MXFP4 experts, and attention from Ada on."""
+    setup = {"engine": engine, "version": version, "box": box, "kv": kv, "settings": "max_seqs=16"}
+    gpus = box.partition("x")[0]
+    thread = {**setup, "model": "deepseek-v4-flash", "quant": "fp8-mxfp4", "layout": f"tp={gpus}"}
+    assert (predicted_state(thread)[0] == "no-start") == refused, predicted_state(thread)
 
 
 def test_a_nightly_build_is_answered_by_the_next_release() -> None:

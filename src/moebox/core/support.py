@@ -133,7 +133,8 @@ def _refusals(setup: Setup) -> tuple[StartRefusal, ...]:
 
 def _overrides(one: SupportRow, other: SupportRow) -> bool:
     """Whether a row is narrower than another on everything the other has conditions on, or as narrow and newer."""
-    if one is other or one.state == other.state or not one.dimensions >= other.dimensions:
+    both_fail = max(map(WORST_FIRST.index, (one.state, other.state))) < WORST_FIRST.index("slow")  # both may be true
+    if one is other or one.state == other.state or both_fail or not one.dimensions >= other.dimensions:
         return False
     if one.state == "runs" and (other.sometimes or other.state == "slow"):
         return False  # it ran, which is no evidence on the speed or on every request

@@ -82,9 +82,10 @@ class SupportRow:
 
     @functools.cached_property
     def dimensions(self) -> frozenset[str]:
-        """What the row sets conditions on."""
+        """What the row sets conditions on; a product is narrower than its GPU generation."""
         fields = ("versions", "gpu", "architecture", "layer_kind", "quant", "kv", "layout")
-        return frozenset(name for name in fields if getattr(self, name)) | {f"settings.{key}" for key in self.settings}
+        held = frozenset(name for name in fields if getattr(self, name)) | {f"settings.{key}" for key in self.settings}
+        return held | {"product" for name in self.gpu if not name.startswith(("sm", "gfx"))}
 
     @property
     def concerns_parsing(self) -> bool:
@@ -205,8 +206,8 @@ def layout_holds(layout: str, recipe: Recipe) -> bool:
 
 
 def version_numbers(version: str) -> tuple[int, ...]:
-    """A version as numbers that sort: 0.5.12.post1 is (0, 5, 12, 1); a release candidate counts as its release."""
-    text = re.split(r"rc|dev|a\d|\+", version.lower().removeprefix("v"), maxsplit=1)[0]
+    """A version as numbers that sort: 0.5.12.post1 is (0, 5, 12, 1), an rc its release; an untagged build has none."""
+    text = re.split(r"^0\.1\.dev|rc|dev|a\d|\+", version.lower().removeprefix("v"), maxsplit=1)[0]
     return tuple(map(int, re.findall(r"\d+", text)))
 
 

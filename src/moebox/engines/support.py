@@ -16,9 +16,8 @@ from moebox.engines.flags import version_or_newest
 # Answers by deployment: a plan asks for the refusals, the forecast and the discounts of each candidate.
 _RECENT: dict[int, tuple[Deployment, list[tuple[Setup, Support]]]] = {}
 MOST_RECENT = 512
-# Threads on setups that should start by the engine's own checks, or by its list of models: how many did, and all. Most
-# threads are complaints (tests/engines/unseen.py).
-BY_CHECKS, BY_LIST = (88, 127), (30, 50)
+# Threads on setups that should start by the engine's checks, or its list of models: those that did, and all.
+BY_CHECKS, BY_LIST = (114, 158), (34, 57)
 MOST_POSSIBLE = 3  # rows under further conditions that are shown, the newest first
 
 
@@ -82,28 +81,23 @@ def support_warnings(deployment: Deployment) -> list[PlanWarning]:
     """Everything known to go wrong, each row once: certain rows first, then those under further conditions."""
     found: dict[str, PlanWarning] = {}
     for setup, support in deployment_support(deployment):
-        for warning in (*_certain(setup, support), *_possible(setup, support)):
+        for warning in _warnings(setup, support):
             found.setdefault(warning.text, warning)
     return [*found.values()]
 
 
-def _certain(setup: Setup, support: Support) -> Iterator[PlanWarning]:
+def _warnings(setup: Setup, support: Support) -> Iterator[PlanWarning]:
     for refusal in support.refusals:
         source = f"{refusal.at} of {setup.engine} {refusal.release}" if refusal.release else refusal.at
         yield PlanWarning(text=refusal.text, remedy=refusal.remedy, severity="fatal", source=source)
     for match in support.matches:
         if match.row.state != "runs":
-            slow = match.row.state == "slow" and match.row.estimated
-            without = " The forecast is without it: how much was not measured." if slow else ""
+            without = " The forecast is without it: how much was not measured." * match.row.estimated
             # What does not start, crashes, hangs or answers wrongly is no plan; parsing can be worked around.
             is_usable = match.row.state == "slow" or match.row.concerns_parsing or match.row.sometimes
             yield _warning(setup, match.row, "warning" if is_usable else "fatal", match.row.text + without)
-
-
-def _possible(setup: Setup, support: Support) -> Iterator[PlanWarning]:
-    """Rows on this GPU or architecture that hold if something holds that neither the recipe nor the box shows."""
-    near = {"gpu", "architecture"}
-    shown = [match for match in support.possible if match.row.state != "runs" and near & match.row.dimensions]
+    # Rows on this GPU or architecture that hold if something holds that neither the recipe nor the box shows.
+    shown = [each for each in support.possible if each.row.state != "runs" and (each.row.gpu or each.row.architecture)]
     for match in sorted(shown, key=lambda match: match.row.date, reverse=True)[:MOST_POSSIBLE]:
         conditions = " and ".join(re.sub("^(driver|host) = ", r"the \1 has ", text) for text in match.conditions)
         text = f"{match.row.text} Only if {conditions or f'this build behaves like the release {setup.version}'}."

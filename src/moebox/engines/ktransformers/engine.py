@@ -23,8 +23,8 @@ HYBRID_FIELDS = {
     "--kt-num-gpu-experts": "hybrid.gpu_experts",
 }
 VARIABLES = sglang.VARIABLES | {"--kt-weight-path": "MODEL_PATH"}
-# CPU and GPUs read the same files in these formats (Native-Precision-Tutorial.md).
-METHODS = {"int4-g32": "RAWINT4", "fp8-block": "FP8", "bf16": "BF16"}
+# CPU and GPUs read the same files in these formats (Native-Precision-Tutorial.md, DeepSeek-V4-Flash.md).
+METHODS = {"int4-g32": "RAWINT4", "fp8-block": "FP8", "bf16": "BF16", "mxfp4": "MXFP4"}
 # From this many tokens on a prompt is read on the GPUs, layer by layer (Kimi-K2-Thinking-Native.md).
 THRESHOLD = 400
 # Processors without AVX-512: Zen 2 and 3, Xeons before Skylake-SP, Core of the 12th generation and later.

@@ -1,13 +1,10 @@
-"""What KTransformers is: the traits of its SGLang fork, with experts in RAM that kt-kernel computes on the CPU.
-
-Read in November 2026 from kvcache-ai/ktransformers, doc/en/kt-kernel.
-"""
+"""What KTransformers is: the traits of its SGLang fork, with experts in RAM that kt-kernel computes on the CPU."""
 
 from dataclasses import replace
 
 from moebox.engines.sglang.traits import TRAITS as SGLANG
 
-# Parsers that SGLang 0.5.23 has and the fork (sglang-kt 0.7.2) lacks: its launches leave them out.
+# Parsers that SGLang 0.5.23 has and the fork (sglang-kt 0.7.2, read in November 2026) lacks: launches leave them out.
 NO_TOOL_PARSER = dict.fromkeys(("deepseek_v41", "hy_v3", "kimi_k3", "poolside_v1"), "")
 NO_REASONING_PARSER = dict.fromkeys(("deepseek_v41", "hy_v3", "mimo", "poolside_v1"), "")
 
@@ -27,6 +24,7 @@ TRAITS = replace(
     draft_methods=(),
     proposes_dcp=False,
     unsupported_generations=("cdna",),
+    no_sparse_mla_generations=("ampere", "ampere-rtx"),  # V4 has a Triton path on Ada (ktransformers#1970)
     local_weights_only=True,  # kt-kernel, of the experts (Native-Precision-Tutorial.md)
     owned_by="",
     image="",  # none of the project's images holds kt-kernel and the fork together

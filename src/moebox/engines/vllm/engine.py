@@ -212,7 +212,8 @@ class VllmEngine(Engine):
         if model is not None and isinstance(model.attention, Mla) and model.attention.indexer is None:
             found += _workspace_warnings(deployment, backend)
         has_bf16_rows = majors == {"10"} and backend == PLAIN_ROWS
-        if model is not None and model.has_compressed_cache and recipe.kv != "fp8" and not has_bf16_rows:
+        takes_auto = recipe.kv == "auto" and version_key(version_or_newest(recipe)) >= version_key("0.30.0")  # as fp8
+        if model and model.has_compressed_cache and recipe.kv != "fp8" and not (has_bf16_rows or takes_auto):
             found.append(require_fp8_cache(COMPRESSED))
         found += _state_block_warnings(deployment)
         if model is not None and model.architecture.startswith("Qwen4Exp") and recipe.parallel.pp > 1:
