@@ -148,6 +148,53 @@ def test_unknown_weights_without_odd_fields_have_no_such_notes(tmp_path: Path, c
     assert "quantisation" not in out
 
 
+NO_EXPERTS = {name: value for name, value in ODD.items() if "expert" not in name and "moe" not in name}
+ONE_EXPERT = 3 * 4096 * 1536  # parameters
+
+
+@pytest.mark.parametrize(
+    ("fields", "expert_layers"),
+    [
+        ({"moe_config": {"num_experts": 128, "top_k": 8, "intermediate_size": 1536}}, 48),
+        ({"ffn_config": {"moe_num_experts": 128, "moe_top_k": 8, "ffn_hidden_size": 1536}}, 48),
+        ({"n_experts": 128, "moe_k": 8, "expert_dim": 1536}, 48),
+        ({"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 1536, "moe_layer_frequency": 2}, 24),
+        ({"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 1536, "expert_layer_period": 2}, 24),
+        ({"num_experts": 128, "moe_topk": 8, "moe_intermediate_size": 1536, "moe_layers_enum": "4,5,6,7"}, 4),
+        (
+            {
+                "num_experts": 128,
+                "moe_k": 8,
+                "moe_intermediate_size": 1536,
+                "mlp_only_layers": [0, 1],
+                "decoder_sparse_step": 2,
+            },
+            23,
+        ),
+    ],
+)
+def test_experts_are_counted_wherever_the_config_states_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], fields: dict[str, object], expert_layers: int
+):
+    """Experts in an object of their own, under another name, or in some layers only are weights all the same."""
+    (tmp_path / "config.json").write_text(json.dumps({**NO_EXPERTS, "intermediate_size": 8192, **fields}))
+    assert main(["models", "show", str(tmp_path), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["parameters"]["by_component"]["routed_experts"] == expert_layers * 128 * ONE_EXPERT
+    out, _ = read_forecast(["models", "show", str(tmp_path)], capsys)
+    assert "8 of 128 experts are read" in out
+    assert "not counted" not in out
+
+
+def test_a_size_for_each_layer_is_named_if_the_largest_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """A list of equal sizes needs no note."""
+    config = {**ODD, "n_routed_experts": [64] * 20 + [128] * 28, "num_key_value_heads": [8] * 48}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    out, _ = read_forecast(["plan", *BOX, "--why", str(tmp_path)], capsys)
+    assert "the largest value counts for every layer: n_routed_experts" in out
+    assert "num_key_value_heads" not in out
+
+
 def test_a_fleet_has_the_range_of_a_serving_forecast(recipe: str, capsys: pytest.CaptureFixture[str]):
     """`fleet plan` and `forecast --input --output` state the same range for the same recipe on the same box."""
     words = ["forecast", recipe, "--input", "512", "--output", "64", "--concurrency", "1"]
