@@ -9,6 +9,7 @@ import pytest
 from moebox.cli import main
 from moebox.cli.fleet.plan import find_candidate
 from moebox.fleet.users import find_workload
+from tests.checkpoint.tiny import DEEPSEEK2, TENSORS, folder, gguf, shard
 
 BOX = ["--box", "4x-rtx-pro-6000-server"]
 NEW_GPU = (
@@ -193,6 +194,36 @@ def test_a_size_for_each_layer_is_named_if_the_largest_counts(tmp_path: Path, ca
     out, _ = read_forecast(["plan", *BOX, "--why", str(tmp_path)], capsys)
     assert "the largest value counts for every layer: n_routed_experts" in out
     assert "num_key_value_heads" not in out
+
+
+def test_a_tensor_type_of_a_newer_format_is_sized_by_its_place_in_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """Both formats state where each tensor lies, so bytes are known; that no engine is known to load it is noted."""
+    sizes = {}
+    for name, width in {"F8_E4M3": 1, "F5_NEW": 0.625}.items():
+        made = folder(tmp_path / name, {**ODD, "num_hidden_layers": 1})
+        parts = {"model.layers.0.mlp.experts.0.up_proj.weight": (name, [1536, 4096], int(1536 * 4096 * width))}
+        shard(made / "model.safetensors", parts)
+        assert main(["models", "show", str(made), "--json"]) == 0
+        sizes[name] = json.loads(capsys.readouterr().out)["checkpoints"][0]["bytes"]
+    assert sizes["F5_NEW"] == sizes["F8_E4M3"] * 0.625
+    out, _ = read_forecast(["plan", *BOX, str(tmp_path / "F5_NEW")], capsys)
+    assert "quantisation F5_NEW is unknown: sizes are from the files, no engine is known to load it" in out
+    assert find_range(out, "the architecture is unknown and the quantisation is unknown") > (55, 120)
+
+
+def test_a_gguf_type_that_is_in_no_table_is_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """ggml gets new types every few months: the bytes are those up to the next tensor, and the range is wide."""
+    path, recipe = tmp_path / "new.gguf", tmp_path / "recipe.toml"
+    tensors = [(name, shape, 977 if "exps" in name else kind) for name, shape, kind in TENSORS]
+    gguf(path, DEEPSEEK2, tensors)
+    assert main(["models", "show", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["checkpoints"][0]["bytes"] > 0
+    out, _ = read_forecast(["plan", str(path), *BOX, "--ram", "64GiB", "--context", "2048", "-o", str(recipe)], capsys)
+    assert "quantisation ggml-type-977 is unknown" in out
+    assert "the quantisation is unknown" in out
+    assert main(["up", str(recipe), "--dry-run"]) == 0
 
 
 def test_a_fleet_has_the_range_of_a_serving_forecast(recipe: str, capsys: pytest.CaptureFixture[str]):
