@@ -451,3 +451,11 @@ def test_the_longest_context_is_not_bought_with_an_unusable_speed(capsys: pytest
     alone = [row["decode_tok_s"] for row in found["forecast"] if row["concurrency"] == 1]
     assert min(alone) > 15
     assert "slower than reading" in json.dumps(found["alternatives"])
+
+
+def test_gpus_that_the_plan_leaves_free_are_counted_on_the_first_screen(capsys: pytest.CaptureFixture[str]):
+    """With three GPUs and TP2 the owner of the third one must not have to look for it on --all."""
+    assert main(["plan", "glm-5.3-flash", "--box", "3x-h200", "--tp", "2"]) == 0
+    assert "each of 2 GPUs; 1 of 3 GPUs stay free" in " ".join(capsys.readouterr().out.split())
+    assert main(["plan", "glm-5.3-flash", "--box", "4x-h200", "--tp", "4"]) == 0
+    assert "stay free" not in capsys.readouterr().out
