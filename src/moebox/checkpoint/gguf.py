@@ -141,6 +141,8 @@ def read_gguf_model(path: Path) -> tuple[Model, Checkpoint, str]:
     headers = [read_header(file) for file in files]
     meta = GgufMetadata(headers[0].metadata, path)
     refuse_if(not meta.architecture, f"{path}: general.architecture is missing")
+    projector = f"{path}: is a vision projector (mmproj), which is loaded beside a model"
+    refuse_if(meta.architecture == "clip", projector, hint="name the .gguf file of the model itself")
     tensors = [tensor for header in headers for tensor in header.tensors]
     model = _read_model(meta, str(meta.values.get("general.name") or path.stem), tensors)
     template = str(meta.values.get("tokenizer.chat_template") or "")
