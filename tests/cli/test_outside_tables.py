@@ -70,6 +70,7 @@ def test_the_hint_for_an_unknown_gpu_works(tmp_path: Path, capsys: pytest.Captur
     assert main(["plan", "gpt-oss-120b", "--box", "2x RTX 6090"]) == 2
     hint = " ".join(capsys.readouterr().err.split())
     assert "did you mean rtx-5090" in hint
+    assert "gpus = ['2x-rtx-6090']" in hint
     file, start = tmp_path / "box.toml", hint.index("gpus = ")
     file.write_text(hint[start:].replace(" and gpu_types.", "\ngpu_types."))
     out, _ = read_forecast(["plan", "gpt-oss-120b", "--box", str(file), "--ram", "256GiB"], capsys)
