@@ -58,7 +58,7 @@ def odd_server(status: int, body: bytes, *, posted: int = 404) -> ThreadingHTTPS
     [
         (503, b'{"error": {"message": "Loading model"}}', ("HTTP 503: Loading model", "is it still loading")),
         (500, b"out of disk", ("HTTP 500: out of disk", "is this an OpenAI-compatible server?")),
-        (200, b"<html>", ("does not list models: is this an OpenAI-compatible server?",)),
+        (200, b"<html>", ("does not list models (HTTP 200: <html>): is this an OpenAI-compatible server?",)),
         (401, b"{}", ("requires a key (401)", "--key-env")),
         (200, b'{"data": []}', ("serves 0 models: its list is empty",)),
     ],

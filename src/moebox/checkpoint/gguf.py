@@ -83,12 +83,11 @@ def read_header(path: Path) -> GgufHeader:
                     name = cursor.read_text()
                     header.metadata[name] = cursor.read_value(cursor.read_scalar("I"))
                 header.tensors = [read_tensor(cursor) for _ in range(tensors)]
-                if not all(each.bytes for each in header.tensors):  # a type of a newer ggml: up to the next tensor
-                    starts = sorted({len(data) - cursor.at, *(tensor.offset for tensor in header.tensors)})
-                    gaps = {start: end - start for start, end in pairwise(starts)}
-                    header.tensors = [
-                        replace(each, bytes=each.bytes or gaps.get(each.offset, 0)) for each in header.tensors
-                    ]
+                starts = sorted({len(data) - cursor.at, *(tensor.offset for tensor in header.tensors)})
+                gaps = {start: end - start for start, end in pairwise(starts)}  # sizes of a newer ggml's types
+                header.tensors = [
+                    replace(each, bytes=each.bytes or gaps.get(each.offset, 0)) for each in header.tensors
+                ]
                 return header
     except OSError as problem:
         raise BadInput(f"{path}: cannot be read: {problem.strerror}") from None
@@ -261,7 +260,7 @@ def _read_checkpoint(path: Path, model: Model, tensors: list[HeaderTensor], *, s
         model=model.name,
         path=os.path.abspath(path),
         format="gguf",
-        quant=unknown or next((kind for kind, _ in expert_types.most_common(1)), "unknown"),
+        quant=unknown or max(expert_types, key=lambda kind: expert_types[kind], default="unknown"),
         bytes_by_component=dict(sizes),
         layer_bytes=tuple(by_layer),
         expert_layer_bytes=sizes["routed_experts"] // max(model.moe_layers, 1),

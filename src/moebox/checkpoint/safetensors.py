@@ -77,7 +77,7 @@ class ShardSizes:
 
     def add(self, name: str, tensor: SafetensorsEntry) -> None:
         size = tensor.data_offsets[1] - tensor.data_offsets[0]
-        self.unknown_type = self.unknown_type if tensor.dtype in _BITS else tensor.dtype[:20]
+        self.unknown_type = self.unknown_type if tensor.dtype in _BITS else f"{tensor.dtype[:20]} (unknown)"
         layer, component = layer_number(name), component_in_safetensors(name)
         if layer is not None and component != "vision":
             if layer >= self.layers:

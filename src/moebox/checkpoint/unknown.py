@@ -8,6 +8,7 @@ a window or a state if a field names it, at least one all tokens; of a field for
 import re
 from collections import Counter
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from moebox import codec, loose
@@ -19,7 +20,7 @@ from moebox.errors import refuse_if
 
 _TABLE = catalogue.load_table("weights")
 NAMES: dict[str, list[str]] = _TABLE["fields"]  # meaning -> names of fields
-KNOWN_NAMES = {name for names in NAMES.values() for name in names}
+KNOWN_NAMES = {*chain.from_iterable(NAMES.values())}
 WORDS: dict[str, list[str]] = _TABLE["layer_words"]
 HARMLESS = re.compile("|".join(_TABLE["harmless_fields"]))
 DEFAULT_CONTEXT = 32_768  # if a config names none: most models of 2025 and 2026 have at least that
@@ -34,7 +35,7 @@ class LooseFields(ConfigFields):
         listed = {name for name, value in values.items() if isinstance(value, list) and {*map(type, value)} == {int}}
         super().__init__({name: max(value) if name in listed else value for name, value in values.items()}, where)
         self.whole = values
-        self.varied = sorted(name for name in listed if len(set(values[name])) > 1)
+        self.varied = {name for name in listed if len(set(values[name])) > 1}
         self.read: set[str] = set()
 
     def integer(self, *names: str, default: int | None = None, least: int = 0) -> int:
@@ -46,15 +47,15 @@ class LooseFields(ConfigFields):
         sizes = {name for name, value in self.whole.items() if type(value) in (int, list, dict) and value}
         left = [name for name in sorted(sizes - self.read) if self.whole[name] != 1 and not HARMLESS.search(name)]
         more = f" and {len(left) - MAX_NAMED} more" if len(left) > MAX_NAMED else ""
-        varied = [name for name in self.varied if name in self.read]
-        text = f"; the largest value counts for every layer: {', '.join(varied)}" if varied else ""
+        varied = ", ".join(sorted(self.varied & self.read))
+        text = f"; the largest value counts for every layer: {varied}" * bool(varied)
         return f"{text}; not read, and not counted: {', '.join(left[:MAX_NAMED])}{more}" if left else text
 
 
 def model_from_unknown_config(config: dict[str, Any], architecture: str, *, name: str, where: str) -> Model:
     """Return the model that a config of an unknown architecture seems to describe. Raise BadInput if it is not one."""
-    text = next((config[part] for part in NAMES["text_part"] if isinstance(config.get(part), dict)), config)
-    text = next((text[part] for part in NAMES["text_part"] if isinstance(text.get(part), dict)), text)
+    text: Any = loose.get_object(config, *NAMES["text_part"]) or config
+    text = loose.get_object(text, *NAMES["text_part"]) or text
     for part in NAMES["parts"]:  # experts or attention in an object of their own (DBRX), where top_k is moe_top_k
         inner = loose.get_object(text, part)
         prefixed = {f"moe_{name}": value for name, value in inner.items() if f"moe_{name}" in KNOWN_NAMES}
@@ -229,8 +230,7 @@ def _dense_layers(fields: LooseFields, layers: int, counts: Counter[str]) -> int
     for name, dense_word in (("mlp_layer_types", "dense"), ("moe_layer_freq", "0"), ("moe_layers_pattern", "0")):
         if isinstance(values.get(name), list):
             return sum(str(entry) in (dense_word, "False") for entry in values[name][:layers])
-    indices = next((values[name] for name in NAMES["expert_layers"] if values.get(name)), None)
-    if isinstance(indices, str | list):  # Step 3: "4,5,6"
-        return layers - len({*indices.split(",")} if isinstance(indices, str) else indices)
+    if indices := ",".join(loose.get_texts(values, *NAMES["expert_layers"])):  # a list, or Step 3's "4,5,6"
+        return layers - len(indices.split(","))
     first = max(fields.integer(*NAMES["first_dense"], default=0), len(loose.get_texts(values, "mlp_only_layers")))
     return layers - -(-(layers - first) // max(fields.integer(*NAMES["expert_step"], default=1), 1))

@@ -119,7 +119,7 @@ def fit_cell(plan: Plan) -> AssessmentCell:
     equal = len({(device.total, part_bytes(device)) for device in gpus}) == 1
     where = f"{'each' if equal else 'fullest'} of {len(gpus)} GPUs" if len(gpus) > 1 else "the GPU"
     if idle := len(present) - len(gpus):
-        where = f"{where if len(gpus) > 1 else 'one GPU'}; {idle} of {len(present)} GPUs stay free"
+        where += f"; {idle} of {len(present)} GPUs stay free"
     detail = "; ".join(filter(None, (in_ram, cache)))
     return AssessmentCell(name="fits", text=f"{sizes} GiB: {where}", tone=tone, detail=detail)
 

@@ -89,8 +89,8 @@ def _list_models(endpoint: Endpoint, *, insecure: bool, ca_file: str) -> list[st
     try:
         return [str(item["id"]) for item in reply.json()["data"]]
     except (KeyError, TypeError):
-        status = "" if reply.ok else f" ({one_line(reply.error)[:120]})"
-        text = f"{endpoint.base_url}/models does not list models{status}: is this an OpenAI-compatible server?"
+        text = f"{endpoint.base_url}/models does not list models ({one_line(reply.error, 100)}): "
+        text += "is this an OpenAI-compatible server?"
         raise ExternalError(text, hint=MODEL_HINT) from None
 
 
