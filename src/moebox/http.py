@@ -135,20 +135,21 @@ class HttpSession:
                 self._sockets.append(info["return_value"].get_extra_info("socket"))
 
         options: dict[str, Any] = {"json": body, "timeout": timeout_s, "extensions": {"trace": keep_socket}}
-        try:
-            with self._deadline(timeout_s) as over, self._client.stream(method, url, **options) as response:
-                raw = bytearray()
-                for chunk in response.iter_bytes():
-                    raw += chunk
-                    if len(raw) >= MAX_REPLY_BYTES:
-                        break
-                if over.is_set():
-                    return HttpReply(status=0, text=f"not over after {timeout_s:g} s")
-                text = decode_reply(raw[:MAX_REPLY_BYTES], response.status_code)
-                names = frozenset(name.lower() for name in response.headers)
-                return HttpReply(status=response.status_code, text=text, header_names=names)
-        except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as problem:
-            return HttpReply(status=0, text=failure_text(problem, url))
+        with self._deadline(timeout_s) as over:
+            try:
+                with self._client.stream(method, url, **options) as response:
+                    raw = bytearray()
+                    for chunk in response.iter_bytes():
+                        raw += chunk
+                        if len(raw) >= MAX_REPLY_BYTES:
+                            break
+                    text = decode_reply(raw[:MAX_REPLY_BYTES], response.status_code)
+                    names = frozenset(name.lower() for name in response.headers)
+                    reply = HttpReply(status=response.status_code, text=text, header_names=names)
+            except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as problem:
+                reply = HttpReply(status=0, text=failure_text(problem, url))
+            # to the client our own end looks like the server's
+            return HttpReply(status=0, text=f"no whole reply within {timeout_s:g} s") if over.is_set() else reply
 
     @contextlib.contextmanager
     def _deadline(self, seconds: float) -> Iterator[threading.Event]:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from moebox import phantom
 from moebox.checkpoint import gguf, resolve_model
+from moebox.cli import main
 from moebox.errors import BadInput, MoeboxError
 from tests.checkpoint.mutation import mutated
 from tests.checkpoint.tiny import DEEPSEEK2, TENSORS
@@ -43,6 +44,13 @@ def test_a_header_without_a_shape_is_refused_by_key(tmp_path: Path):
     """The key that is missing is named."""
     with pytest.raises(BadInput, match=r"llama\.block_count is missing"):
         resolve_model(str(write(tmp_path / "l.gguf", {"general.architecture": "llama"}, [])))
+
+
+def test_a_projector_is_not_called_a_damaged_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """mmproj files lie beside the weights in most repositories of vision models."""
+    path = write(tmp_path / "mmproj-F16.gguf", {"general.architecture": "clip"}, [])
+    assert main(["plan", str(path), "--box", "1x-rtx-5090"]) == 2
+    assert "is a vision projector (mmproj)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

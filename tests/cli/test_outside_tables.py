@@ -9,6 +9,7 @@ import pytest
 from moebox.cli import main
 from moebox.cli.fleet.plan import find_candidate
 from moebox.fleet.users import find_workload
+from tests.checkpoint.tiny import DEEPSEEK2, TENSORS, folder, gguf, shard
 
 BOX = ["--box", "4x-rtx-pro-6000-server"]
 NEW_GPU = (
@@ -69,6 +70,7 @@ def test_the_hint_for_an_unknown_gpu_works(tmp_path: Path, capsys: pytest.Captur
     assert main(["plan", "gpt-oss-120b", "--box", "2x RTX 6090"]) == 2
     hint = " ".join(capsys.readouterr().err.split())
     assert "did you mean rtx-5090" in hint
+    assert "gpus = ['2x-rtx-6090']" in hint
     file, start = tmp_path / "box.toml", hint.index("gpus = ")
     file.write_text(hint[start:].replace(" and gpu_types.", "\ngpu_types."))
     out, _ = read_forecast(["plan", "gpt-oss-120b", "--box", str(file), "--ram", "256GiB"], capsys)
@@ -146,6 +148,83 @@ def test_unknown_weights_without_odd_fields_have_no_such_notes(tmp_path: Path, c
     assert "not counted" not in out
     assert "-0.000000" not in out
     assert "quantisation" not in out
+
+
+NO_EXPERTS = {name: value for name, value in ODD.items() if "expert" not in name and "moe" not in name}
+ONE_EXPERT = 3 * 4096 * 1536  # parameters
+
+
+@pytest.mark.parametrize(
+    ("fields", "expert_layers"),
+    [
+        ({"moe_config": {"num_experts": 128, "top_k": 8, "intermediate_size": 1536}}, 48),
+        ({"ffn_config": {"moe_num_experts": 128, "moe_top_k": 8, "ffn_hidden_size": 1536}}, 48),
+        ({"n_experts": 128, "moe_k": 8, "expert_dim": 1536}, 48),
+        ({"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 1536, "moe_layer_frequency": 2}, 24),
+        ({"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 1536, "expert_layer_period": 2}, 24),
+        ({"num_experts": 128, "moe_topk": 8, "moe_intermediate_size": 1536, "moe_layers_enum": "4,5,6,7"}, 4),
+        (
+            {
+                "num_experts": 128,
+                "moe_k": 8,
+                "moe_intermediate_size": 1536,
+                "mlp_only_layers": [0, 1],
+                "decoder_sparse_step": 2,
+            },
+            23,
+        ),
+    ],
+)
+def test_experts_are_counted_wherever_the_config_states_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], fields: dict[str, object], expert_layers: int
+):
+    """Experts in an object of their own, under another name, or in some layers only are weights all the same."""
+    (tmp_path / "config.json").write_text(json.dumps({**NO_EXPERTS, "intermediate_size": 8192, **fields}))
+    assert main(["models", "show", str(tmp_path), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["parameters"]["by_component"]["routed_experts"] == expert_layers * 128 * ONE_EXPERT
+    out, _ = read_forecast(["models", "show", str(tmp_path)], capsys)
+    assert "8 of 128 experts are read" in out
+    assert "not counted" not in out
+
+
+def test_a_size_for_each_layer_is_named_if_the_largest_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """A list of equal sizes needs no note."""
+    config = {**ODD, "n_routed_experts": [64] * 20 + [128] * 28, "num_key_value_heads": [8] * 48}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    out, _ = read_forecast(["plan", *BOX, "--why", str(tmp_path)], capsys)
+    assert "the largest value counts for every layer: n_routed_experts" in out
+    assert "num_key_value_heads" not in out
+
+
+def test_a_tensor_type_of_a_newer_format_is_sized_by_its_place_in_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """Both formats state where each tensor lies, so bytes are known; that no engine is known to load it is noted."""
+    sizes = {}
+    for name, width in {"F8_E4M3": 1, "F5_NEW": 0.625}.items():
+        made = folder(tmp_path / name, {**ODD, "num_hidden_layers": 1})
+        parts = {"model.layers.0.mlp.experts.0.up_proj.weight": (name, [1536, 4096], int(1536 * 4096 * width))}
+        shard(made / "model.safetensors", parts)
+        assert main(["models", "show", str(made), "--json"]) == 0
+        sizes[name] = json.loads(capsys.readouterr().out)["checkpoints"][0]["bytes"]
+    assert sizes["F5_NEW"] == sizes["F8_E4M3"] * 0.625
+    out, _ = read_forecast(["plan", *BOX, str(tmp_path / "F5_NEW")], capsys)
+    assert "quantisation F5_NEW is unknown: sizes are from the files, no engine is known to load it" in out
+    assert find_range(out, "the architecture is unknown and the quantisation is unknown") > (55, 120)
+
+
+def test_a_gguf_type_that_is_in_no_table_is_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """ggml gets new types every few months: the bytes are those up to the next tensor, and the range is wide."""
+    path, recipe = tmp_path / "new.gguf", tmp_path / "recipe.toml"
+    tensors = [(name, shape, 977 if "exps" in name else kind) for name, shape, kind in TENSORS]
+    gguf(path, DEEPSEEK2, tensors)
+    assert main(["models", "show", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["checkpoints"][0]["bytes"] > 0
+    out, _ = read_forecast(["plan", str(path), *BOX, "--ram", "64GiB", "--context", "2048", "-o", str(recipe)], capsys)
+    assert "quantisation ggml-type-977 is unknown" in out
+    assert "the quantisation is unknown" in out
+    assert main(["up", str(recipe), "--dry-run"]) == 0
 
 
 def test_a_fleet_has_the_range_of_a_serving_forecast(recipe: str, capsys: pytest.CaptureFixture[str]):

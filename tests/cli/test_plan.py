@@ -442,3 +442,20 @@ def test_every_published_divergence_is_about_a_model_of_the_catalogue():
             found = list(known_divergences(catalogue.find_model(model).name))
             assert all(each.source.startswith("https://") and "20" in each.date for each in found)
             assert all(0 <= (each.kl or 0) < 5 and 0.9 < (each.perplexity or 1) < 5 for each in found)
+
+
+def test_the_longest_context_is_not_bought_with_an_unusable_speed(capsys: pytest.CaptureFixture[str]):
+    """An fp8 cache of Kimi on SM120 holds twice the tokens at a tenth of the speed, slower than one reads."""
+    found = planned(capsys, "kimi-k2.6", *BOX, "--goal", "context")
+    assert found["recipe"]["context"] == catalogue.find_model("kimi-k2.6").context
+    alone = [row["decode_tok_s"] for row in found["forecast"] if row["concurrency"] == 1]
+    assert min(alone) > 15
+    assert "slower than reading" in json.dumps(found["alternatives"])
+
+
+def test_gpus_that_the_plan_leaves_free_are_counted_on_the_first_screen(capsys: pytest.CaptureFixture[str]):
+    """With three GPUs and TP2 the owner of the third one must not have to look for it on --all."""
+    assert main(["plan", "glm-5.3-flash", "--box", "3x-h200", "--tp", "2"]) == 0
+    assert "each of 2 GPUs; 1 of 3 GPUs stay free" in " ".join(capsys.readouterr().out.split())
+    assert main(["plan", "glm-5.3-flash", "--box", "4x-h200", "--tp", "4"]) == 0
+    assert "stay free" not in capsys.readouterr().out

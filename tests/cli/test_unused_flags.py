@@ -62,7 +62,7 @@ TABLE = [
     (f"forecast {RECIPE} --prefill --context 32k", "a recipe has its own context: it does not take --context"),
     (f"forecast {RECIPE} --decode --set workload.seed=1", "settings of a workload are for a serving run"),
     (f"forecast {RECIPE} --tp 8", "a recipe already has its settings\n\nhint: --set parallel.tp=8 changes one"),
-    ("forecast kimi-k26-ik --concurrency 8", "without --decode one stream is forecast: it does not take --concurrency"),
+    ("forecast kimi-k26-ik --concurrency 8", "--concurrency needs --decode\n\nhint: add --decode, or leave"),
     (f"forecast {RECIPE} {SERVING} --set workload.think_s=2s", "workload.think_s needs workload.turns"),
     (f"forecast {RECIPE} {SERVING} --set simulation.warm=0.5", "simulation.warm needs simulation.prefix_hit"),
     (f"forecast {RECIPE} {SERVING} --rate 1 --set simulation.window_s=2s", "a rate sends by the clock: it does not"),

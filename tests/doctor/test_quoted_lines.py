@@ -45,6 +45,7 @@ def test_doctor_logs_names_the_cause_of_an_xid(number: int) -> None:
     cause = done.document["cause"]
     assert cause["cause"].startswith(f"Xid {number}, ")
     assert "Usually the fault of" in cause["cause"]
+    assert xids()[number].meaning not in cause["cause"], "its meaning stood beside the same in other words"
 
 
 def test_two_xids_are_two_findings() -> None:

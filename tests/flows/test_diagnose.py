@@ -102,6 +102,19 @@ def test_a_quiet_half_hour_raises_nothing(seed: int):
     assert watch_series(None, seed, minutes=20).alerts == []
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_an_engine_that_has_ended_is_the_only_alert(seed: int):
+    """The last answers before its end, with few cache hits, raised an alert about its cache a minute later."""
+    rng, watcher = random.Random(seed), EndpointWatcher(endpoint_from_url("127.0.0.1:9", "m"))
+    for step in range(200):
+        figures = usual_figures(rng) if step < 150 else {}
+        if 135 < step < 150:
+            figures["cache_hit_rate"] = 0.08
+        watcher.add_look(MetricsLook(at=step * EVERY_S, answered=bool(figures), figures=figures))
+    assert {alert.name for alert in watcher.alerts} <= {"gone", "cache misses"}
+    assert watcher.alerts[-1].name == "gone"
+
+
 def test_an_idle_server_raises_nothing():
     """No requests for half an hour, then the first ones."""
     watcher = EndpointWatcher(endpoint_from_url("127.0.0.1:9", "m"))

@@ -258,3 +258,13 @@ def test_users_of_a_shared_cache_see_each_others_locks(
         assert fetch_as_another() == answer
         links = [link.read_bytes() for link in cache.glob("*/snapshots/*/*.safetensors")]
         assert links == [repo.files[name]] * (answer == "fetched")
+
+
+def test_a_folder_without_weights_is_not_called_complete(moebox: Moebox, tmp_path: Path):
+    """A plan from config.json alone notes that the weights are missing; fetch must not state that they are there."""
+    made, recipe = tiny.folder(tmp_path / "odd", tiny.QWEN), tmp_path / "recipe.toml"
+    assert moebox("plan", made, "--box", "8x-rtx-pro-6000-server", "-o", recipe).code == 0
+    done = moebox("fetch", recipe)
+    assert done.code == 2
+    assert "holds no weights, and no repository is named" in done.err
+    assert "nothing to fetch" not in done.err

@@ -15,10 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moebox import codec
 from moebox.checkpoint import deploy
 from moebox.cli import main
 from moebox.core.endpoint import endpoint_from_url
-from moebox.core.recipe import Recipe
+from moebox.core.recipe import Listen, Recipe
 from moebox.errors import AnswerIsNo, BadInput
 from moebox.serve import jsonc
 from moebox.serve.callcheck import call_as_client
@@ -357,6 +358,21 @@ def test_every_client_gets_what_the_real_server_has(embedded: Recipe, run: Run, 
     claude = shown["claude-code"]["settings"]["env"]
     assert claude["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] == "1024"
     assert claude["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == "2048"
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_client_is_warned_of_the_routes_that_it_uses(
+    client: str, embedded: Recipe, server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """opencode sends chat completions: what llama.cpp does at /v1/messages and /v1/responses is not its concern."""
+    recipe = tmp_path / "recipe.toml"
+    local = dataclasses.replace(embedded, served_name="kimi-k2.6", listen=Listen(port=server.server_port))
+    recipe.write_text(codec.to_toml(local))
+    assert main(["connect", client, str(recipe)]) == 0
+    notes = capsys.readouterr().err
+    assert "tool_choice none" in notes
+    assert ("/v1/messages" in notes) is (client == "claude-code")
+    assert ("/v1/responses" in notes) is (client == "openai")
 
 
 def test_claude_code_compacts_before_the_context_is_full():

@@ -57,6 +57,7 @@ def model_from_folder(folder: Path) -> ResolvedModel:
         safetensors.check_agreement(folder, model, sizes)
     checkpoint = replace(
         checkpoint,
+        quant=sizes.unknown_type or checkpoint.quant,
         bytes_by_component=dict(sizes.by_component),
         layer_bytes=tuple(sizes.by_layer),
         expert_layer_bytes=sizes.by_component["routed_experts"] // max(model.moe_layers, 1),

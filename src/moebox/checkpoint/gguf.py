@@ -10,6 +10,7 @@ import os
 import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ class HeaderTensor:
     elements: int
     bytes: int
     type: str
+    offset: int
 
 
 @dataclass(slots=True)
@@ -54,15 +56,11 @@ def read_tensor(cursor: HeaderCursor) -> HeaderTensor:
     if dimensions > 8:
         raise BadInput(f"{cursor.path}: tensor {name[:80]!r} has {dimensions} dimensions")
     elements = prod(cursor.read_scalar("Q") for _ in range(dimensions))
-    number = cursor.read_scalar("I")
-    cursor.read_scalar("Q")  # the offset of its data
-    known = ggml_types().get(number)
-    if known is None:
-        raise BadInput(f"{cursor.path}: tensor {name[:80]!r} has the unknown type {number}")
+    number, offset = cursor.read_scalar("I"), cursor.read_scalar("Q")
     if elements >= 2**50:
         raise BadInput(f"{cursor.path}: tensor {name[:80]!r} has {elements:,} elements, which is not plausible")
-    title, weights, size, _ = known
-    return HeaderTensor(name, elements, -(-elements // weights) * size, title)
+    title, weights, size, _ = ggml_types().get(number, (f"ggml-type-{number}", 1, 0, ""))  # 0: not known yet
+    return HeaderTensor(name, elements, -(-elements // weights) * size, title, offset)
 
 
 def read_header(path: Path) -> GgufHeader:
@@ -85,6 +83,11 @@ def read_header(path: Path) -> GgufHeader:
                     name = cursor.read_text()
                     header.metadata[name] = cursor.read_value(cursor.read_scalar("I"))
                 header.tensors = [read_tensor(cursor) for _ in range(tensors)]
+                starts = sorted({len(data) - cursor.at, *(tensor.offset for tensor in header.tensors)})
+                gaps = {start: end - start for start, end in pairwise(starts)}  # sizes of a newer ggml's types
+                header.tensors = [
+                    replace(each, bytes=each.bytes or gaps.get(each.offset, 0)) for each in header.tensors
+                ]
                 return header
     except OSError as problem:
         raise BadInput(f"{path}: cannot be read: {problem.strerror}") from None
@@ -137,6 +140,8 @@ def read_gguf_model(path: Path) -> tuple[Model, Checkpoint, str]:
     headers = [read_header(file) for file in files]
     meta = GgufMetadata(headers[0].metadata, path)
     refuse_if(not meta.architecture, f"{path}: general.architecture is missing")
+    projector = f"{path}: is a vision projector (mmproj), which is loaded beside a model"
+    refuse_if(meta.architecture == "clip", projector, hint="name the .gguf file of the model itself")
     tensors = [tensor for header in headers for tensor in header.tensors]
     model = _read_model(meta, str(meta.values.get("general.name") or path.stem), tensors)
     template = str(meta.values.get("tokenizer.chat_template") or "")
@@ -248,13 +253,14 @@ def _read_checkpoint(path: Path, model: Model, tensors: list[HeaderTensor], *, s
         if layer is not None and layer < model.layers:
             by_layer[layer] += tensor.bytes
     readers = {name: engine for name, _, _, engine in ggml_types().values()}
-    engines = sorted({readers[tensor.type] for tensor in tensors} - {"both"})
+    engines = sorted({readers.get(tensor.type, "both") for tensor in tensors} - {"both"})
+    unknown = next((f"{tensor.type} (unknown)" for tensor in tensors if tensor.type not in readers), "")
     return Checkpoint(
         name=path.stem,
         model=model.name,
         path=os.path.abspath(path),
         format="gguf",
-        quant=next((kind for kind, _ in expert_types.most_common(1)), "unknown"),
+        quant=unknown or max(expert_types, key=lambda kind: expert_types[kind], default="unknown"),
         bytes_by_component=dict(sizes),
         layer_bytes=tuple(by_layer),
         expert_layer_bytes=sizes["routed_experts"] // max(model.moe_layers, 1),

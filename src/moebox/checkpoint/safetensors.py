@@ -73,11 +73,12 @@ class ShardSizes:
         self.by_component: Counter[Component] = Counter()
         self.by_layer = [0] * layers
         self.shapes: dict[str, tuple[int, ...]] = {}  # the first tensor of each sampled kind
+        self.unknown_type = ""
 
     def add(self, name: str, tensor: SafetensorsEntry) -> None:
         size = tensor.data_offsets[1] - tensor.data_offsets[0]
-        layer = layer_number(name)
-        component = component_in_safetensors(name)
+        self.unknown_type = self.unknown_type if tensor.dtype in _BITS else f"{tensor.dtype[:20]} (unknown)"
+        layer, component = layer_number(name), component_in_safetensors(name)
         if layer is not None and component != "vision":
             if layer >= self.layers:
                 component = "mtp"
@@ -109,12 +110,9 @@ def read_header(path: Path) -> Iterator[tuple[str, SafetensorsEntry]]:
         if not 0 <= start <= end <= data_bytes:
             text = f"{path}: {name[:80]} lies at {start}..{end}, outside the file's {data_bytes:,} bytes of data"
             raise BadInput(text, hint=AGAIN)
-        bits = _BITS.get(tensor.dtype)
-        if bits is None:
-            raise BadInput(f"{path}: {name[:80]} has the unknown type {tensor.dtype[:20]!r}")
         if len(tensor.shape) > 16 or any(side < 0 for side in tensor.shape):
             raise BadInput(f"{path}: {name[:80]} has an impossible shape")
-        if prod(tensor.shape) * bits != (end - start) * 8:
+        if tensor.dtype in _BITS and prod(tensor.shape) * _BITS[tensor.dtype] != (end - start) * 8:
             raise BadInput(f"{path}: {name[:80]} has {end - start:,} bytes, but its shape and type need another number")
         yield name, tensor
 

@@ -8,6 +8,7 @@ a window or a state if a field names it, at least one all tokens; of a field for
 import re
 from collections import Counter
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from moebox import codec, loose
@@ -19,6 +20,7 @@ from moebox.errors import refuse_if
 
 _TABLE = catalogue.load_table("weights")
 NAMES: dict[str, list[str]] = _TABLE["fields"]  # meaning -> names of fields
+KNOWN_NAMES = {*chain.from_iterable(NAMES.values())}
 WORDS: dict[str, list[str]] = _TABLE["layer_words"]
 HARMLESS = re.compile("|".join(_TABLE["harmless_fields"]))
 DEFAULT_CONTEXT = 32_768  # if a config names none: most models of 2025 and 2026 have at least that
@@ -33,6 +35,7 @@ class LooseFields(ConfigFields):
         listed = {name for name, value in values.items() if isinstance(value, list) and {*map(type, value)} == {int}}
         super().__init__({name: max(value) if name in listed else value for name, value in values.items()}, where)
         self.whole = values
+        self.varied = {name for name in listed if len(set(values[name])) > 1}
         self.read: set[str] = set()
 
     def integer(self, *names: str, default: int | None = None, least: int = 0) -> int:
@@ -40,17 +43,23 @@ class LooseFields(ConfigFields):
         return super().integer(*names, default=default, least=least)
 
     def unread_text(self) -> str:
-        """Name the fields with sizes that were not read: there may be weights or cache behind them."""
+        """Name the fields of which the largest value counts, and those with sizes that were not read."""
         sizes = {name for name, value in self.whole.items() if type(value) in (int, list, dict) and value}
         left = [name for name in sorted(sizes - self.read) if self.whole[name] != 1 and not HARMLESS.search(name)]
         more = f" and {len(left) - MAX_NAMED} more" if len(left) > MAX_NAMED else ""
-        return f"; not read, and not counted: {', '.join(left[:MAX_NAMED])}{more}" if left else ""
+        varied = ", ".join(sorted(self.varied & self.read))
+        text = f"; the largest value counts for every layer: {varied}" * bool(varied)
+        return f"{text}; not read, and not counted: {', '.join(left[:MAX_NAMED])}{more}" if left else text
 
 
 def model_from_unknown_config(config: dict[str, Any], architecture: str, *, name: str, where: str) -> Model:
     """Return the model that a config of an unknown architecture seems to describe. Raise BadInput if it is not one."""
-    text = next((config[part] for part in NAMES["text_part"] if isinstance(config.get(part), dict)), config)
-    text = next((text[part] for part in NAMES["text_part"] if isinstance(text.get(part), dict)), text)
+    text: Any = loose.get_object(config, *NAMES["text_part"]) or config
+    text = loose.get_object(text, *NAMES["text_part"]) or text
+    for part in NAMES["parts"]:  # experts or attention in an object of their own (DBRX), where top_k is moe_top_k
+        inner = loose.get_object(text, part)
+        prefixed = {f"moe_{name}": value for name, value in inner.items() if f"moe_{name}" in KNOWN_NAMES}
+        text = {**prefixed, **inner, **{name: value for name, value in text.items() if name != part}}
     fields = LooseFields(text, where)
     listed = next((text[name] for name in NAMES["layer_list"] if isinstance(text.get(name), list) and text[name]), None)
     hidden = fields.integer(*NAMES["hidden"], least=1)
@@ -80,7 +89,7 @@ def model_from_unknown_config(config: dict[str, Any], architecture: str, *, name
         layers=layers,
         dense_layers=dense if moe and dense < layers else 0,
         dense_intermediate=wide if dense or not moe else 0,
-        vocab=fields.integer("vocab_size", "n_vocab", least=1),
+        vocab=fields.integer(*NAMES["vocab"], least=1),
         context=fields.integer(*NAMES["context"], default=0) or DEFAULT_CONTEXT,
         moe=moe if dense < layers else None,
     )
@@ -133,7 +142,7 @@ def _layer_kinds(fields: LooseFields, layers: int) -> Counter[str]:
 
 def _stack(fields: LooseFields, hidden: int, counts: Counter[str]) -> AttentionStack:
     heads = fields.integer(*NAMES["heads"], default=max(hidden // 128, 1), least=1)
-    head_dim = fields.integer("head_dim", "attention_head_dim", default=max(hidden // heads, 1), least=1)
+    head_dim = fields.integer(*NAMES["head_dim"], default=max(hidden // heads, 1), least=1)
     indexer = None
     if fields.integer("index_n_heads", "indexer_n_heads", default=0):
         indexer = Indexer(
@@ -191,9 +200,9 @@ def _experts(fields: LooseFields) -> Moe | None:
     used = fields.integer(*NAMES["used"], default=min(8, experts), least=1)
     refuse_if(used > experts, f"{fields.where}: {used} experts per token, but there are only {experts}")
     # No field names the shared expert of Llama 4 and the dense network of Gemma 4.
-    shared_width = fields.integer("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", default=0)
+    shared_width = fields.integer(*NAMES["shared_width"], default=0)
     unnamed = 1 if shared_width or "intermediate_size_mlp" in fields.whole else 0
-    shared = fields.integer("n_shared_experts", "num_shared_experts", "num_shared_expert", default=unnamed)
+    shared = fields.integer(*NAMES["shared"], default=unnamed)
     if fields.is_true("enable_moe_block"):
         shared, shared_width = 1, fields.integer("intermediate_size", default=0)
     return Moe(
@@ -221,9 +230,7 @@ def _dense_layers(fields: LooseFields, layers: int, counts: Counter[str]) -> int
     for name, dense_word in (("mlp_layer_types", "dense"), ("moe_layer_freq", "0"), ("moe_layers_pattern", "0")):
         if isinstance(values.get(name), list):
             return sum(str(entry) in (dense_word, "False") for entry in values[name][:layers])
-    if isinstance(values.get("mlp_only_layers"), list) and values["mlp_only_layers"]:
-        return len(values["mlp_only_layers"])
-    step = fields.integer("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_freq", default=1)
-    if step > 1:
-        return layers - layers // step
-    return fields.integer("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index", default=0)
+    if indices := ",".join(loose.get_texts(values, *NAMES["expert_layers"])):  # a list, or Step 3's "4,5,6"
+        return layers - len(indices.split(","))
+    first = max(fields.integer(*NAMES["first_dense"], default=0), len(loose.get_texts(values, "mlp_only_layers")))
+    return layers - -(-(layers - first) // max(fields.integer(*NAMES["expert_step"], default=1), 1))

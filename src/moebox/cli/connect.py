@@ -81,9 +81,11 @@ def connect(
         document |= {"written": path, "backup": backup}
     elif not json:
         sys.stdout.write(escape_invisible(settings.text) + "\n")
-    quirks = [f"{quirk.does}: {quirk.client}" for quirk in engine_quirks(endpoint.engine)]
-    document["quirks"] = quirks
-    print_lines((f"note: {note}" for note in (*notes, *settings.notes, *quirks)), stderr=True)
+    quirks = {f"{quirk.does}: {quirk.client}": quirk.check for quirk in engine_quirks(endpoint.engine)}
+    document["quirks"] = list(quirks)
+    unused = {"anthropic", "responses"} - {connecting.OTHER_API.get(client)}
+    used = (text for text, check in quirks.items() if check not in unused)
+    print_lines((f"note: {note}" for note in (*notes, *settings.notes, *used)), stderr=True)
     if check:
         from moebox.serve.callcheck import call_as_client
 

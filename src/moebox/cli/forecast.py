@@ -260,7 +260,7 @@ def _refuse_unused(mode: Mode, work: WorkloadFile, plan: PlanArgs, *, is_recipe:
         flags.refuse_unused("--prefill reads one prompt alone", **streams)
         refuse_if((facts.kv_tokens, facts.accept) != (None, None), "--prefill needs no simulation.kv_tokens or accept")
     if mode == "stream":
-        flags.refuse_unused("without --decode one stream is forecast", **streams)
+        flags.refuse_without("--decode", **streams)
     if is_recipe and mode in ("prefill", "serving"):
         flags.refuse_unused("a recipe has its own context", context=plan.context)
     burst = facts.warm is not None or facts.window_s

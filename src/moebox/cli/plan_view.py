@@ -95,7 +95,8 @@ def answer(plan: Plan, model: Model, steps: NextSteps, *, width: int) -> Assessm
 
 def fit_cell(plan: Plan) -> AssessmentCell:
     """Return one line of memory, of the fullest GPU or of the RAM; then what the cache holds."""
-    gpus = [device for device in plan.memory.devices if device.device.startswith("gpu")]
+    present = [device for device in plan.memory.devices if device.device.startswith("gpu")]
+    gpus = [device for device in present if device.weights_total] or present
     cache, in_ram = cache_text(plan), ""
     tone: Tone = "good"
     for ram in (device for device in plan.memory.devices if device.device == "ram" and device.weights_total):
@@ -117,6 +118,8 @@ def fit_cell(plan: Plan) -> AssessmentCell:
     sizes = ", ".join(f"{name} {size / 2**30:.1f}" for name, size in parts.items())
     equal = len({(device.total, part_bytes(device)) for device in gpus}) == 1
     where = f"{'each' if equal else 'fullest'} of {len(gpus)} GPUs" if len(gpus) > 1 else "the GPU"
+    if idle := len(present) - len(gpus):
+        where += f"; {idle} of {len(present)} GPUs stay free"
     detail = "; ".join(filter(None, (in_ram, cache)))
     return AssessmentCell(name="fits", text=f"{sizes} GiB: {where}", tone=tone, detail=detail)
 

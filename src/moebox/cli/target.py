@@ -9,6 +9,7 @@ from moebox.cli.output import stderr_console
 from moebox.core import validation
 from moebox.core.endpoint import AUTH_STATUSES, KEY_HINT, Endpoint, endpoint_from_url
 from moebox.errors import ExternalError, refuse_if
+from moebox.escape import one_line
 from moebox.store import Run
 from moebox.stream import sockets
 from moebox.stream.limits import is_twin
@@ -53,7 +54,7 @@ def find_endpoint(
     if endpoint.model:
         return endpoint
     names = _list_models(endpoint, insecure=insecure, ca_file=ca_file)
-    several = f"{endpoint.base_url} serves {len(names)} models: {', '.join(names[:6])}"
+    several = f"{endpoint.base_url} serves {len(names)} models: {', '.join(names[:6]) or 'its list is empty'}"
     refuse_if(len(names) != 1, several, hint=MODEL_HINT)
     return replace(endpoint, model=names[0])
 
@@ -81,11 +82,15 @@ def _list_models(endpoint: Endpoint, *, insecure: bool, ca_file: str) -> list[st
         hint = "`moebox ps` lists the engines with their addresses"
         raise ExternalError(f"{endpoint.base_url} is moebox's page, not an OpenAI-compatible server", hint=hint)
     if reply.status in AUTH_STATUSES:
-        raise ExternalError(f"{endpoint.base_url}: refused the key ({reply.status})", hint=KEY_HINT)
+        refusal = "refused the key" if endpoint.key else "requires a key"
+        raise ExternalError(f"{endpoint.base_url}: {refusal} ({reply.status})", hint=KEY_HINT)
+    if reply.status == 503:  # llama-server while it loads; proxies without a live server
+        raise ExternalError(f"{endpoint.base_url}/models: {reply.error}", hint="is it still loading its model?")
     try:
         return [str(item["id"]) for item in reply.json()["data"]]
     except (KeyError, TypeError):
-        text = f"{endpoint.base_url}/models does not list models: is this an OpenAI-compatible server?"
+        text = f"{endpoint.base_url}/models does not list models ({one_line(reply.error, 100)}): "
+        text += "is this an OpenAI-compatible server?"
         raise ExternalError(text, hint=MODEL_HINT) from None
 
 

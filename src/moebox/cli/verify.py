@@ -182,7 +182,8 @@ class VerifyView:
             out.print(f"    known quirk of {quirk}", style="dim", markup=False)
         if verdict.causes:
             parts = ", ".join(f"{cause.part} {cause.share:.0%}" for cause in verdict.causes)
-            out.print(f"    likely cause: {parts} ({verdict.causes[0].because})", markup=False)
+            reason = verdict.causes[0].because
+            out.print(f"    likely cause: {parts}{f' ({reason})' * bool(reason)}", markup=False)
         if found := verdict.reproduction:
             again = f"failed {found.failed} of {found.times} times when sent again" if found.times else "not sent again"
             out.print(f"    reproduce ({again}): {found.command_line(str(self.folder))}", markup=False, soft_wrap=True)

@@ -177,11 +177,11 @@ def parse_gpus(text: str, described: Mapping[str, Gpu] = MappingProxyType({})) -
         number = int(match[1] or 1)
         too_many = f"box {text!r}: {number} GPUs is out of range"
         refuse_if(not 1 <= number <= MAX_GPUS, too_many, hint=f"from 1 to {MAX_GPUS:,} in a machine")
-        gpus += [described.get(match[2]) or gpu_by_alias(match[2])] * number
+        gpus += [described.get(match[2]) or gpu_by_alias(match[2], number)] * number
     return tuple(gpus)
 
 
-def gpu_by_alias(name: str) -> Gpu:
+def gpu_by_alias(name: str, number: int = 1) -> Gpu:
     """Find a GPU of the catalogue by its name, an alias, or the name that its driver reports."""
     slug = re.sub(r"[\s_]+", "-", name)
     for gpu in catalogue.table_rows(Gpu, "gpus", "gpu", slug):
@@ -200,7 +200,9 @@ def gpu_by_alias(name: str) -> Gpu:
         refuse_if(recipe, f"box {name!r}: is a recipe", hint=f"`moebox up {name}` takes it; a box is like 8x-h200")
         near = suggest_names(name, sorted([*known, *aliases]))
         like = next(iter(difflib.get_close_matches(slug, known, n=1)), "rtx-5090")
-        file = f"a box file describes a new one: gpus = ['1x-{slug}'] and gpu_types.{slug} = {{ like = '{like}', "
+        file = (
+            f"a box file describes a new one: gpus = ['{number}x-{slug}'] and gpu_types.{slug} = {{ like = '{like}', "
+        )
         file += "memory = '48GiB', bandwidth = '2.5TB/s' }"
         raise UnknownName("GPU", name, known, hint=f"{near}; {file}")
     return known[found]

@@ -247,7 +247,7 @@ def make_finding(
     if not (known := xid_of_line(line)):
         return finding
     if symptom.id != ANY_XID:
-        return dataclasses.replace(finding, cause=f"{known.cause} {symptom.cause}")
+        return dataclasses.replace(finding, cause=dataclasses.replace(known, meaning=finding.cause).cause)
     return dataclasses.replace(
         finding,
         symptom=f"{ANY_XID}-{known.number}",

@@ -34,9 +34,10 @@ def find_recipe_files(deployment: Deployment) -> tuple[HubListing, str, bool]:
     found, recipe, gguf = deployment.known_checkpoint, deployment.recipe, ""
     name = recipe.checkpoint if found is None or not found.repo else found.repo
     if is_weights_path(name) or (found and found.path):
-        here = "is there" if Path(name).expanduser().exists() else "does not exist"
+        here = "is there; nothing to fetch" if Path(name).expanduser().exists() else "does not exist"
+        here = "holds no weights, and no repository is named" if found and found.how != "read" else here
         hint = "name the repository: `moebox fetch ORG/REPO`"
-        raise BadInput(f"{recipe.name} names a path, {name}, which {here}; nothing to fetch", hint=hint)
+        raise BadInput(f"{recipe.name} names a path, {name}, which {here}", hint=hint)
     if found and found.format == "gguf":
         name, gguf = f"{name}:{found.name.rpartition(':')[2]}", found.file
     return (*list_files(recipe.name, name, deployment.revision, gguf), recipe.trust_remote_code)

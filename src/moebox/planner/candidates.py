@@ -323,7 +323,7 @@ def ggml_candidates(
         )
         recipe = replace(
             base_recipe(model, checkpoint, engine, constraints),
-            name=f"{model.name}-{checkpoint.quant.lower()}-{engine}",
+            name=f"{model.name}-{checkpoint.quant.split()[0].lower()}-{engine}",
             max_seqs=constraints.concurrency or 1,
             kv=constraints.kv or "f16",
             env=gpu_list.visible_devices_env(box, tuple(range(len(box.gpus)))),

@@ -27,6 +27,7 @@ UNMEASURED = 0.85  # the expert kernel's speed is a neighbour's
 LESS_PLAIN = 0.97  # pipeline stages, expert parallelism, tensor parallelism over nodes: more that can go wrong
 DIVIDED_CACHE = 0.90  # decode context parallelism: measured on one box only
 ONE_SLOT = 0.90  # a second request waits
+READING_TOK_S = 15.0  # most people read no slower: below it, goal context gives up cache for speed
 PER_HIGHER_UTILIZATION = 3.0  # per share of a GPU used beyond a careful start: 6% at 0.92, 15% at 0.95
 LAST_RESORT = 0.20  # drafts and patched images: tried after a plain start works, or if nothing plain fits
 FEW_BITS = 0.5  # below LEAST_BITS, and once more for each whole bit below
@@ -66,6 +67,9 @@ def all_discounts(rated: RatedCandidate) -> tuple[Discount, ...]:
     beyond = 0 if recipe.hybrid else share - START_UTILIZATION
     factor = 1 - PER_HIGHER_UTILIZATION * beyond
     slow = estimated_slow_rows(rated.deployment)
+    if rated.constraints.goal == "context" and rated.score < READING_TOK_S * rated.streams:
+        text = f"{rated.score / rated.streams:.1f} tok/s of one answer is slower than reading"
+        discounts.append(Discount(rated.score / rated.streams / READING_TOK_S, text, always=True))
     settings = (
         (parallel.dcp > 1, DIVIDED_CACHE, "a cache divided by DCP is less proven"),
         (parallel.pp > 1, LESS_PLAIN, "pipeline stages add what can go wrong"),

@@ -6,54 +6,16 @@ An option without a counterpart is refused by name: a file that left it out woul
 from collections.abc import Callable
 
 from moebox.core import validation
+from moebox.core.catalogue import load_table
 from moebox.core.recipe import Recipe
 from moebox.errors import BadInput
 from moebox.render import quoting
 
 # Option -> key of a Compose service.
-TEXTS = {
-    "--shm-size": "shm_size",
-    "--memory": "mem_limit",
-    "-m": "mem_limit",
-    "--memory-swap": "memswap_limit",
-    "--memory-reservation": "mem_reservation",
-    "--cpus": "cpus",
-    "--cpuset-cpus": "cpuset",
-    "--ipc": "ipc",
-    "--runtime": "runtime",
-    "--user": "user",
-    "-u": "user",
-    "--workdir": "working_dir",
-    "-w": "working_dir",
-    "--hostname": "hostname",
-    "-h": "hostname",
-    "--platform": "platform",
-    "--restart": "restart",
-}
-NUMBERS = {"--pids-limit": "pids_limit", "--oom-score-adj": "oom_score_adj"}
-FLAGS = {"--init": "init", "--read-only": "read_only", "--oom-kill-disable": "oom_kill_disable"}
-LISTS = {
-    "--cap-add": "cap_add",
-    "--cap-drop": "cap_drop",
-    "--security-opt": "security_opt",
-    "--group-add": "group_add",
-    "--label": "labels",
-    "--tmpfs": "tmpfs",
-    "--sysctl": "sysctls",
-}
+_TABLE = load_table("compose_options")
+TEXTS, NUMBERS, FLAGS, LISTS = (dict[str, str](_TABLE[kind]) for kind in ("texts", "numbers", "flags", "lists"))
 PULL = ("always", "missing", "never")
-# What the pod of k8s.yaml.j2 has by default: shared memory, the lock on it, the GPUs and the cluster's network.
-POD_DEFAULTS = (
-    ("--ipc", "host"),
-    ("--cap-add", "IPC_LOCK"),
-    ("--cap-add", "CAP_IPC_LOCK"),
-    ("--gpus", "all"),
-    ("--runtime", "nvidia"),
-    ("--device", "nvidia.com/gpu=all"),
-    ("--network", "bridge"),
-    ("--net", "bridge"),
-    ("--pull", "missing"),
-)
+POD_DEFAULTS = tuple(map(tuple, _TABLE["pod_defaults"]))  # what the pod of k8s.yaml.j2 has without an option
 
 
 def _yaml_text(value: str) -> str:

@@ -19,6 +19,7 @@ from moebox.serve import jsonc
 ClientName = Literal["claude-code", "zed", "opencode", "openai", "curl"]
 CLIENTS: tuple[ClientName, ...] = get_args(ClientName)
 CLIENTS_WITH_CONTEXT: tuple[ClientName, ...] = ("claude-code", "zed", "opencode")
+OTHER_API: dict[ClientName, str] = {"claude-code": "anthropic", "openai": "responses"}  # beside chat completions
 CLIENTS_WITH_VISION: tuple[ClientName, ...] = ("zed", "opencode")
 NO_KEY = "dummy"  # clients require a key; a server without one accepts any
 DEFAULT_CONTEXT = 65536  # if the server does not report its own; plans start with this

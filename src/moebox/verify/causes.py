@@ -33,7 +33,7 @@ ANSWER_FIELDS = ("tool_choice", "tools", "response_format")  # without these ano
 
 
 def likely_causes(check: CheckVerdict) -> tuple[FaultCause, ...]:
-    """The parts of a server that the failures of a check point at, the likeliest first."""
+    """The parts of a server that the failures of a check point at, the likeliest first; () without any evidence."""
     table = catalogue.load_table("causes")
     shares: dict[str, float] = dict(table["prior"])
     reasons: dict[str, list[str]] = {part: [] for part in shares}
@@ -49,7 +49,7 @@ def likely_causes(check: CheckVerdict) -> tuple[FaultCause, ...]:
     return tuple(
         FaultCause(part=part, share=shares[part] / total, because="; ".join(reasons[part]))
         for part in ranked
-        if shares[part] >= MIN_SHARE * total
+        if shares[part] >= MIN_SHARE * total and any(reasons.values())
     )
 
 

@@ -89,7 +89,8 @@ class Speed:
         box, model, checkpoint, recipe = deployment.facts
         unified, fitted = tables.unified_memory(), catalogue.load_table("efficiency")
         unknown = [f"{gpu.title} is unknown" for gpu in deployment.gpu_kinds if gpu.name not in catalogue.gpus()][:1]
-        unknown += ["the architecture is unknown"] if model.assumed else []
+        unknown += ["the architecture is unknown"] * bool(model.assumed)
+        unknown += ["the quantisation is unknown"] * checkpoint.quant.endswith("(unknown)")
         unknown_spread = UNKNOWN_SPREAD * math.sqrt(len(unknown))
         unknown_text = f"{' and '.join(unknown)}: computed from the bytes read for a token" if unknown else ""
         if deployment.engine.offloads_experts:
