@@ -174,7 +174,7 @@ def _named_model(alike: list[Model], names: tuple[str, ...]) -> Model | None:
     def letters(text: str) -> str:
         return re.sub(r"[^a-z0-9]", "", text.lower())
 
-    texts = [letters(name) for name in names]
+    texts = [*map(letters, names)]
     found: list[tuple[int, Model]] = []
     for known in alike:
         for word in filter(None, (letters(known.repo.rpartition("/")[2]), letters(known.name))):

@@ -106,7 +106,7 @@ def gguf_damage(path: Path) -> str:
 
 def split_files(path: Path) -> list[Path]:
     """Return all files of a split model, or `path` alone. Raise BadInput if files are missing."""
-    files = [path.with_name(name) for name in gguf_part_names(path.name)]
+    files = [*map(path.with_name, gguf_part_names(path.name))]
     refuse_if(len(files) > 10_000, f"{path}: {len(files)} parts is not plausible")
     missing = [file for file in files if not file.is_file()]
     if missing:
@@ -137,7 +137,7 @@ class GgufMetadata:
 def read_gguf_model(path: Path) -> tuple[Model, Checkpoint, str]:
     """Return the model in a GGUF file, its checkpoint and its chat template."""
     files = split_files(path)
-    headers = [read_header(file) for file in files]
+    headers = [*map(read_header, files)]
     meta = GgufMetadata(headers[0].metadata, path)
     refuse_if(not meta.architecture, f"{path}: general.architecture is missing")
     projector = f"{path}: is a vision projector (mmproj), which is loaded beside a model"

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import combinations, starmap
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,7 @@ def _device_processes(nvml: Any, handle: Any) -> list[tuple[int, int]]:
 def list_holders(nvml: Any) -> dict[int, list[GpuProcess]]:
     """Return the processes on each GPU of this machine that has any, as far as the driver and the kernel show them."""
     count = query(nvml, 0, "nvmlDeviceGetCount")
-    held = {index: [identify_process(*row) for row in gpu_processes(nvml, index)] for index in range(count)}
+    held = {index: list(starmap(identify_process, gpu_processes(nvml, index))) for index in range(count)}
     return {index: processes for index, processes in held.items() if processes}
 
 

@@ -5,6 +5,7 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import starmap
 from typing import Any
 
 from moebox.data import load_table
@@ -173,7 +174,7 @@ def tool_result_question(rng: random.Random, *, thinking: bool) -> Question:
     calls = [tool_call(tool.name, given, index) for index, (tool, given, _) in enumerate(rows)]
     prompts = [rng.choice(tool.prompts).format(**given) for tool, given, _ in rows]
     answers = [tool.answer.format(**given, **result) for tool, given, result in rows]
-    returned = [result_message(call, result) for call, result in zip(calls, results, strict=True)]
+    returned = list(starmap(result_message, zip(calls, results, strict=True)))
     return Question(
         family="tool_result",
         messages=(user_message(_join_prompts(prompts)), calls_message(*calls), *returned),

@@ -91,7 +91,7 @@ def search_candidates(
     def at_context(context: int) -> tuple[list[RatedCandidate], list[RatedCandidate]]:
         limited = replace(constraints, context=context)
         found = make_candidates(box, model, checkpoints, limited, possible_engines(box, constraints))
-        tried = [raise_utilization(candidate) for candidate in rate_candidates(box, model, found, constraints)]
+        tried = [*map(raise_utilization, rate_candidates(box, model, found, constraints))]
         return tried, [candidate for candidate in tried if candidate.is_viable]
 
     if constraints.context:

@@ -116,7 +116,7 @@ def _explain_placement(best: RatedCandidate) -> str:
         )
     if not box.gpus:
         return f"no GPU: everything runs from RAM, {format_gib(ram.weights_total)} of {format_gib(ram.total)}"
-    counts = [len(layers) for layers in hybrid.experts]
+    counts = [*map(len, hybrid.experts)]
     total, shown = best.model.moe_layers, "+".join(map(str, counts))
     if sum(counts) >= total:
         return f"all {total} expert layers fit on the GPUs ({shown})"

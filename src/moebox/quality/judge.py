@@ -71,7 +71,7 @@ def judge_quality(
     """
     distances = [divergences(reference, measured) for reference in references]
     refuse_if(not all(distances), "no position in common with the reference", hint="both must be made by one version")
-    means = [_mean_kl(rows) for rows in distances]
+    means = [*map(_mean_kl, distances)]
     nearest = means.index(min(means))
     rows = changes = distances[nearest]
     if before is not None:

@@ -35,7 +35,7 @@ def run_hidden_checks(job: AgentJob, files: Mapping[str, bytes]) -> tuple[Hidden
         size = len(check.snippets)
         mine, right = values[:size], wanted[:size]
         values, wanted = values[size:], wanted[size:]
-        equal = [values_equal(value, expected) for value, expected in zip(mine, right, strict=False)]
+        equal = list(itertools.starmap(values_equal, zip(mine, right, strict=False)))
         place = equal.index(False) if False in equal else len(equal)  # the first that is wrong or missing
         detail = ""
         if place < len(right):

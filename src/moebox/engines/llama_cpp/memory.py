@@ -7,7 +7,7 @@ the first node's RAM.
 """
 
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, starmap
 
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
@@ -64,7 +64,7 @@ def layers_by_device(box: Box, model: Model, recipe: Recipe) -> tuple[range, ...
     split = recipe.hybrid.split
     counts = split if box.gpus else (model.layers + 1 - sum(split), *split)
     edges = [min(edge, model.layers) for edge in accumulate(counts, initial=0)]
-    return tuple(range(first, after) for first, after in pairwise(edges))
+    return tuple(starmap(range, pairwise(edges)))
 
 
 def layer_room(

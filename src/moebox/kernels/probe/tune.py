@@ -107,7 +107,7 @@ def run_share(path: str, capability: int, first: int, step: int) -> dict[str, in
         done = subprocess.run(
             [*command, str(first), str(step)], env=env, stdout=subprocess.PIPE, text=True, check=False
         )
-        lines = [json.loads(line) for line in done.stdout.splitlines()]
+        lines = [*map(json.loads, done.stdout.splitlines())]
         found |= {name: size for name, size in lines if size is not None}
         if -done.returncode not in CRASH_SIGNALS:
             done.check_returncode()  # the engine's files cannot be opened, or the user interrupts

@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import starmap
 from operator import itemgetter
 
 from moebox.core import registry
@@ -202,7 +203,7 @@ class MeasuredSpeed:
     @property
     def decode_spread(self) -> float:
         """Standard deviation of ln(real / forecast) of decode, of all timed steps together."""
-        spreads = [self.step_spread(batch, context) for batch, context in self._steps]
+        spreads = list(starmap(self.step_spread, self._steps))
         return math.hypot(*spreads) / math.sqrt(len(spreads)) if spreads else 0.0
 
     @property

@@ -100,7 +100,7 @@ async def probe_blocks(session: CheckSession) -> None:
     question = dataclasses.replace(drawn := session.draw("tool_result"), tools=drawn.tools[:1])
     first, *others = _message_turns(question)
     turns = [first | {"content": f"{PADDING}\n{first['content']}"}, *others]  # lines become blocks
-    in_blocks = [_as_blocks(turn) for turn in turns]
+    in_blocks = [*map(_as_blocks, turns)]
     as_text, as_blocks = [
         await _input_tokens(session, message_request(session, question, turns=form)) for form in (turns, in_blocks)
     ]

@@ -66,7 +66,7 @@ async def probe_mixed_requests(session: CheckSession) -> str:
     number = session.options.parallel
     for odd in (True, False) if session.options.trials >= TRIALS["thorough"] else (session.rng.random() < 0.5,):
         families = [MIXED_FAMILIES[index % len(MIXED_FAMILIES)] for index in range(number)]
-        questions = [session.draw(family) for family in families]
+        questions = [*map(session.draw, families)]
         streamed = {index for index in range(number) if (index % 2 == 1) == odd}
         answers = await _ask_together(session, questions, streamed.__contains__)
         await _judge_together(session, questions, answers)

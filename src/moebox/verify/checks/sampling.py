@@ -209,7 +209,7 @@ async def probe_choices(session: CheckSession) -> str | ProbeWarning:
         with skip_if_rejected(f"the server does not accept n {CHOICES}"):
             raise_for_failure(exchange)
         parts = split_choices(exchange)
-        answers = [parse_chat(part) for part in parts.values()]
+        answers = [*map(parse_chat, parts.values())]
         for answer in answers:
             session.count_violations(answer.violations, stream=stream)
         ignored = list(parts) == [0]

@@ -235,7 +235,7 @@ def broken_timeouts(seconds: float) -> str:
 def buffered_tokens(exchange: HttpExchange, part: str) -> int:
     """Tokens, about, of arguments or reasoning that came in one piece; 0 if they came as they were written."""
     answer = parse_chat_stream(exchange)
-    sizes = [len(piece) for piece in PIECES[part].findall(exchange.response)]
+    sizes = [*map(len, PIECES[part].findall(exchange.response))]
     most, calls = max(sizes, default=0), "".join(call.name + call.arguments for call in answer.calls)
     shown = len(answer.content + answer.reasoning + calls)
     tokens = (answer.token_count("completion") or 0) * most / max(shown, most, 1)

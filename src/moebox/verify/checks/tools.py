@@ -67,7 +67,7 @@ def call_attempt(session: CheckSession, family: str = "tool_call", **more: Any) 
         count = next(least)
         while True:
             question = session.draw(family)
-            wanted = [json.dumps(call) for call in question.expect]
+            wanted = [*map(json.dumps, question.expect)]
             if len(set(wanted)) == len(wanted) >= count:  # of two equal calls, one would be a right answer too
                 return question
 
