@@ -224,7 +224,11 @@ def test_a_gguf_type_that_is_in_no_table_is_planned(tmp_path: Path, capsys: pyte
     out, _ = read_forecast(["plan", str(path), *BOX, "--ram", "64GiB", "--context", "2048", "-o", str(recipe)], capsys)
     assert "quantisation ggml-type-977 is unknown" in out
     assert "the quantisation is unknown" in out
-    assert main(["up", str(recipe), "--dry-run"]) == 0
+    assert main(["up", str(recipe), "--dry-run", "--json"]) == 0
+    printed = capsys.readouterr()
+    notes = json.loads(printed.out)["notes"]
+    assert any("quantisation ggml-type-977 is unknown" in note for note in notes), notes
+    assert all(note[:40] in printed.err for note in notes)
 
 
 def test_a_fleet_has_the_range_of_a_serving_forecast(recipe: str, capsys: pytest.CaptureFixture[str]):

@@ -163,10 +163,11 @@ def print_command(
         text = engines.shell_text(prepared.launch, prepared.argv)
         document |= {"command": text, "argv": prepared.argv}
         document |= {"env": prepared.launch.env, "base_url": prepared.endpoint.base_url}
-    document["warnings"] = warnings
+    document |= {"warnings": warnings, "notes": deployment.notes}
     print_result(json, document, lambda: print(escape_invisible(text)))
-    for warning in warnings:
-        stderr_console().print(f"warning: {warning.text_with_remedy}", markup=False)
+    lines = [f"note: {note}" for note in deployment.notes]
+    for line in (*lines, *(f"warning: {warning.text_with_remedy}" for warning in warnings)):
+        stderr_console().print(line, markup=False)
     return 0
 
 
