@@ -17,7 +17,7 @@ LLAMA_BUILDS ?= $(abspath .venv-llama)
 COMPOSE_VENV ?= $(abspath .venv-compose)
 DOCS_VENV    ?= $(abspath .venv-docs)
 # Tests wait for servers and processes more than they compute, so two workers more than two cores keep both busy.
-WORKERS      ?= 3
+WORKERS      ?= 4
 LLAMA_SRC    ?=
 IK_SRC       ?=
 

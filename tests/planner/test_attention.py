@@ -6,6 +6,7 @@ from moebox.detect.declared import parse_box
 from moebox.planner.speed import Speed
 from moebox.planner.speed.step import GpuStep
 from tests.planner import rows
+from tests.planner.test_measured import h200
 
 
 def step_of(model: str, checkpoint: str, box: str, engine: str, **changes: object) -> GpuStep:
@@ -32,6 +33,21 @@ def test_triton_reads_one_long_context_slowly() -> None:
     assert (default.attention["gqa"].name, named.attention["gqa"].name) == ("triton", "flashinfer")
     assert default.cached_attention(1, 131072) > 5 * named.cached_attention(1, 131072)
     assert default.cached_attention(64, 32768) < 1.3 * named.cached_attention(64, 32768)  # many sequences fill the GPU
+
+
+def test_a_named_backend_without_figures_on_a_gpu_is_between_those_on_others() -> None:
+    """SGLang's Triton was not timed on Hopper: a named one got the speed of FlashAttention 3, which the engine uses.
+
+    On an H200 (SGLang 0.5.15, Qwen3-235B with 36 layers, 16 November 2026) steps were forecast up to 49% too fast.
+    """
+    flags = {"attention-backend": "triton"}
+    made = rows.published()
+    recipe = made.recipe_of("sglang", "qwen3-235b", "fp8", kv="bf16", max_seqs=64, flags=flags, engine_version="0.5.15")
+    speed = made.speed_of(made.box_of("1x-h200"), recipe, 36)
+    _, real = h200("sglang-qwen", 36)
+    off = [speed.step_s(step.batch, step.context) / step.seconds - 1 for step in real.decode]
+    assert len(off) == 18
+    assert -0.14 < min(off) < max(off) < 0.14
 
 
 def test_backends_differ_by_generation_and_cache() -> None:

@@ -165,9 +165,10 @@ def print_command(
         document |= {"env": prepared.launch.env, "base_url": prepared.endpoint.base_url}
     document |= {"warnings": warnings, "notes": deployment.notes}
     print_result(json, document, lambda: print(escape_invisible(text)))
-    lines = [f"note: {note}" for note in deployment.notes]
-    for line in (*lines, *(f"warning: {warning.text_with_remedy}" for warning in warnings)):
-        stderr_console().print(line, markup=False)
+    for note in deployment.notes:
+        stderr_console().print(f"note: {note}", markup=False)
+    for warning in warnings:
+        stderr_console().print(f"warning: {warning.text_with_remedy}", markup=False)
     return 0
 
 

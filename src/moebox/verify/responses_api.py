@@ -181,7 +181,7 @@ def parse_response_stream(exchange: HttpExchange) -> ChatAnswer:
     if not final:
         return unreadable_answer(violations, f"the stream ends with {order[-1] if order else 'nothing'}, not completed")
     answer = _read_response(violations, final, text_of(object_of(exchange.request).get("model")))
-    same = [_item_id(item) for item in objects_of(final.get("output"))] == done
+    same = [*map(_item_id, objects_of(final.get("output")))] == done
     violations.require(same, "the items of the last event have other ids than those that came", "style")
     arguments = "".join(call.arguments for call in answer.calls)
     for came, text in zip(pieces.values(), (answer.content, arguments), strict=True):
