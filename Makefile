@@ -16,8 +16,8 @@ KT_SOURCE    ?= $(abspath .venv-sglang-kt)
 LLAMA_BUILDS ?= $(abspath .venv-llama)
 COMPOSE_VENV ?= $(abspath .venv-compose)
 DOCS_VENV    ?= $(abspath .venv-docs)
-# Tests wait for servers and processes more than they compute, so two workers more than two cores keep both busy.
-WORKERS      ?= 4
+# Tests wait for servers and processes, so one worker more than two cores keeps both busy; a fourth gains 2 %.
+WORKERS      ?= 3
 LLAMA_SRC    ?=
 IK_SRC       ?=
 
