@@ -67,11 +67,11 @@ FORECAST_FIELDS = {
 HEADER = """# How far forecasts were from results on hosts that had no part in the fit: factors that hold four of five,
 # by kind of result, GPU generation, engine, and whether the model's architecture was fitted under that engine. Written
 # by `python benchmarks/unseen.py --write`; `rows` and `sources` are what stands behind a factor. A group of fewer than
-# ten rows has no row here, and the next wider one is used; rows with neither generation nor engine are for the rest.
-# Results of several nodes, and of versions before `oldest` (vLLM without asynchronous scheduling, SGLang before those
-# that were fitted), are groups of their own in place of a generation, whatever the model. A group's factor is drawn
-# towards the next wider group's, which counts as one source. `active_b`: billions of active parameters of models with
-# results; beyond them ln(factor) grows by `widening` for each factor e of distance.
+# ten rows, or of one source, has no row here, and the next wider one is used; rows with neither generation nor engine
+# are for the rest. Results of several nodes, and of versions before `oldest` (vLLM without asynchronous scheduling,
+# SGLang before those that were fitted), are groups of their own in place of a generation, whatever the model. A group's
+# factor is drawn towards the next wider group's, which counts as one source. `active_b`: billions of active parameters
+# of models with results; beyond them ln(factor) grows by `widening` for each factor e of distance.
 """
 # Hosts of left_out.csv whose publisher has rows in unseen.csv too; owners in the rtx6kpro wiki count as one source.
 WIKI_OWNERS = ("festr", "grimulkan", "orangezed", "cyysky", "luke")
@@ -139,7 +139,7 @@ def load_results() -> list[Result]:
 
 
 def group_factors(results: Iterable[Result]) -> dict[Group, tuple[float, int, int]]:
-    """Return factor, rows and sources of each group with enough rows, and of all others.
+    """Return factor, rows and sources of each group with enough rows of several sources, and of all others.
 
     A group's own factor is drawn towards that of the next wider group, which counts as one source more.
 
@@ -158,7 +158,7 @@ def group_factors(results: Iterable[Result]) -> dict[Group, tuple[float, int, in
         found[kind, "", "", ""] = (factor, len(rows), len({row.source for row in rows}))
     for group in sorted(members, key=lambda group: bool(group[1]) + bool(group[2])):  # the widest first
         rows, sources = members[group], len({row.source for row in members[group]})
-        if len(rows) < ENOUGH or not any(group[1:]):
+        if len(rows) < ENOUGH or sources < 2 or not any(group[1:]):
             continue
         between = range_groups(*group)[1:] if group[1] and group[2] else ()
         factors = [found[group[0], *each][0] for each in between if (group[0], *each) in found]

@@ -85,7 +85,7 @@ def test_a_silent_server_did_not_hang_up() -> None:
 
 
 def test_no_cause_is_named_without_evidence(capsys: pytest.CaptureFixture[str]) -> None:
-    """A route that is not there says nothing about parsers, templates or kernels."""
+    """A route that is not there shows nothing about parsers, templates or kernels."""
     with live(odd_server(200, b'{"data": [{"id": "m"}]}')) as server:
         assert main(["verify", f"http://127.0.0.1:{server.server_port}/v1", "--effort", "quick"]) == 1
     out = capsys.readouterr().out

@@ -84,6 +84,14 @@ def test_a_slowdown_of_many_requests_leaves_one_stream_as_it_is() -> None:
     assert "reported slowdown" in speed.step_parts(64, 1024)
 
 
+def test_an_fp8_cache_is_not_planned_for_triton_on_ampere() -> None:
+    """SGLang reads Kimi's latent cache with Triton, which has no fp8e4nv before SM89; vLLM refuses fp8 there too."""
+    place = box_with(8, "a100-80gb", ram=2**40, ram_bandwidth=300_000_000_000)
+    for engine in ("sglang", "vllm"):
+        model, known = catalogue.find_model("kimi-k2.6"), catalogue.published_checkpoints("kimi-k2.6")
+        assert choose_plan(place, model, known, Constraints(engine=engine)).recipe.kv == "bf16"
+
+
 SAMPLED = random.Random(20261117).sample(
     [
         (model, box, engine)

@@ -43,7 +43,7 @@ class HostRange:
             where = f" with {self.generation}"
         elif not self.engine:
             where = " on such GPUs with other engines"
-        return f"80% of {self.rows} results from {self.sources} source{'s' * (self.sources > 1)}{where}{self.beyond}"
+        return f"80% of {self.rows} results from {self.sources} sources{where}{self.beyond}"
 
 
 def range_label(generation: str, engine: str, version: str, nodes: int) -> str:
