@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 
+from moebox.core.start_rules import next_release
 from moebox.engines.support import BY_CHECKS, BY_LIST
 
 from .unseen import THREADS, judge, predicted_state, starts_as_predicted, starts_without_reports
@@ -14,15 +15,16 @@ from .unseen import THREADS, judge, predicted_state, starts_as_predicted, starts
     [
         ("1", 39),
         ("2", 13),
-        ("3", 29),
-        ("4", 14),
-        ("5", 48),
+        ("3", 30),
+        ("4", 16),
+        ("5", 49),
         ("6", 9),
         ("7", 8),
-        ("8", 24),
+        ("8", 25),
         ("9", 19),
         ("10", 15),
         ("11", 6),
+        ("12", 20),
     ],
 )
 def test_answers_to_threads_are_not_lost(batch: str, fewest: int) -> None:
@@ -81,3 +83,18 @@ def test_a_nightly_build_is_answered_by_the_next_release() -> None:
     (thread, *_) = [thread for thread in THREADS if thread["url"].endswith("/recipes/pull/981")]
     assert predicted_state(thread)[0] == "accepted"
     assert predicted_state({**thread, "version": "0.30.0+mine"})[0] == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "later"),
+    [
+        ("vllm", "0.22.1rc1.dev400+g01192139b", "0.23.0"),
+        ("vllm", "0.16.0rc2.dev123", "0.16.0"),
+        ("vllm", "0.30.0", ""),
+        ("vllm", "0.30.0+mine", ""),
+        ("sglang", "0.5.8.post1", ""),
+    ],
+)
+def test_what_a_build_between_two_releases_leads_to(engine: str, version: str, later: str) -> None:
+    """Main leads to the next feature release, a candidate to its own; a post release is a release."""
+    assert next_release(engine, version) == later

@@ -87,11 +87,8 @@ def unsupported_reason(engine: str, title: str, model: Model | None, version: st
         return "", ""
     if first == NEVER:
         return f"{title} does not run {row.title} yet", row.source
-    # A release may be a month such as 2026-02.
-    before = f"<{first.replace('-', '.')}"
-    if version and version_in_range(version.replace("-", "."), before):
-        newer = next_release(engine, version)  # a build between two releases may have what the later one has
-        if newer and not version_in_range(newer, before):
-            return "", ""
+    before = f"<{first.replace('-', '.')}"  # a release may be a month such as 2026-02
+    later = next_release(engine, version) or version  # a build between two releases may have what the later one has
+    if version and version_in_range(later.replace("-", "."), before):
         return f"{title} {version} does not run {row.title}: {first} is the first that does", row.source
     return "", ""

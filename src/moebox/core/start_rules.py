@@ -90,15 +90,17 @@ def engine_architectures(engine: str) -> frozenset[str]:
 
 @functools.cache
 def next_release(engine: str, version: str) -> str:
-    """The release after a version that is not one itself, such as a nightly build between two; "" for a release."""
+    """The release that a build between two leads to; "" for a release.
+
+    A build of the main branch (0.26.1rc1.dev9) leads to the next feature release, a candidate (0.16.0rc2) to its own.
+    """
     releases: list[str] = _tables(engine).get("releases", [])
-    if not re.match(r"\d+\.\d", version) or not releases:
+    if not re.match(r"\d+\.\d", version) or not releases or re.split(r"\+|\.post", version)[0] in releases:
         return ""
     if (build := re.match(r"(\d+)\.(\d+)\.\d+\S*dev", version)) and in_versions(version, f"<{releases[0]}"):
         return f"{build[1]}.{int(build[2]) + 1}.0"
-    newer = [release for release in releases if in_versions(version, f"<{release}")]
-    is_release = "dev" not in version and any(in_versions(version, f"=={release}") for release in releases)
-    return newer[0] if 0 < len(newer) < len(releases) and not is_release else ""
+    newer = [each for each in releases if in_versions(version, f"<{each}") or re.match(rf"{each}(?<=\.0)rc", version)]
+    return newer[0] if 0 < len(newer) < len(releases) else ""
 
 
 def default_attention(setup: Setup) -> str:
@@ -122,23 +124,20 @@ def default_experts(setup: Setup) -> str:
 
 
 def start_refusals(setup: Setup) -> list[StartRefusal]:
-    """Why the engine's own checks refuse a setup; a build between two releases only if both of them refuse.
+    """Why the engine's own checks refuse a setup.
 
     Kernels are added and rarely taken away: what the oldest release read has no kernel for, those before it lack too.
     """
     rules = setup_rules(setup, or_oldest=True)
     if rules is None:
         return []
-    newer, found = next_release(setup.engine, setup.version), list[StartRefusal]()
+    found = list[StartRefusal]()
     if in_versions(setup.version, f">={rules.release}"):
         found += [*_architecture(rules, setup), *_parsers(rules, setup)]
     if setup.gpu:
         found += [*_layer_refusals(rules, setup), *_expert_refusals(rules, setup), *_profile_refusals(rules, setup)]
         found += _format_refusals(rules, setup)
-    if found and newer and not start_refusals(replace(setup, version=newer)):
-        return []
-    filled = {"{dev}": setup.gpu_title or setup.gpu, "{cc}": setup.gpu, "{kv}": setup.kv}
-    for part, value in filled.items():
+    for part, value in {"{dev}": setup.gpu_title or setup.gpu, "{cc}": setup.gpu, "{kv}": setup.kv}.items():
         found = [replace(refusal, text=refusal.text.replace(part, value)) for refusal in found]
     return found
 

@@ -18,6 +18,7 @@ from moebox.core.support_matrix import (
     State,
     SupportRow,
     candidate_rows,
+    in_versions,
     match_row,
     support_rows,
     version_note,
@@ -59,10 +60,15 @@ def support_for(setup: Setup) -> Support:
     """
     matches = [found for row in candidate_rows(setup) if (found := match_row(row, setup))]
     note = version_note(setup.engine, setup.version)
-    of_release: tuple[Match, ...] = ()
+    # A build between two releases has most of what the later one brings, so that one's checks are asked.
+    newer = start_rules.next_release(setup.engine, setup.version) if setup.fork in ("", setup.version) else ""
     if setup.fork:
         note = f"{setup.fork} is not the release {setup.version}: what is known of the release may not hold"
-        of_release = tuple(match for match in matches if not any(key in BUILD_KEYS for key in match.row.settings))
+    of_release = [match for match in matches if setup.fork and BUILD_KEYS.isdisjoint(match.row.settings)]
+    if newer and (older := start_rules.release_rules(setup.engine, setup.version)):
+        # A row of the earlier release alone may not hold; one of both, or of builds between them, does.
+        of_release = [*filter(lambda match: in_versions(older.release, match.row.versions), of_release)]
+        of_release = [*filter(lambda match: not in_versions(newer, match.row.versions), of_release)]
     own = [match for match in matches if match not in of_release]
     certain = [match for match in own if not match.conditions]
     standing = [match for match in certain if not any(_overrides(other.row, match.row) for other in certain)]
@@ -70,9 +76,7 @@ def support_for(setup: Setup) -> Support:
     seen_running = any(
         match.row.state == "runs" and match.row.dimensions >= {"versions", "gpu", "architecture"} for match in standing
     )
-    # A nightly build has most of what the next release brings, so the next one's checks are asked.
-    newer = start_rules.next_release(setup.engine, setup.version)
-    checked = replace(setup, fork="", version=newer) if newer and setup.fork == setup.version else setup
+    checked = replace(setup, fork="", version=newer) if newer else setup
     refusals = () if seen_running else _refusals(checked)
     support = Support(
         state="unknown",
@@ -134,7 +138,7 @@ def _refusals(setup: Setup) -> tuple[StartRefusal, ...]:
 def _overrides(one: SupportRow, other: SupportRow) -> bool:
     """Whether a row is narrower than another on everything the other has conditions on, or as narrow and newer."""
     both_fail = max(map(WORST_FIRST.index, (one.state, other.state))) < WORST_FIRST.index("slow")  # both may be true
-    if one is other or one.state == other.state or both_fail or not one.dimensions >= other.dimensions:
+    if one is other or one.sometimes or one.state == other.state or both_fail or not one.dimensions >= other.dimensions:
         return False
     if one.state == "runs" and (other.sometimes or other.state == "slow"):
         return False  # it ran, which is no evidence on the speed or on every request

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from moebox.core.support_matrix import Setup
 
 # What names a build that is not the release: a fork, an image, a branch with a pull request.
-BUILD_KEYS = ("fork", "image", "branch", "patch", "patched", "pull", "build", "date")
+BUILD_KEYS = frozenset({"fork", "image", "branch", "patch", "patched", "pull", "build", "date"})
 # What moebox's own load does: streamed requests, sampled, with prompts longer than a micro-batch.
 ALWAYS = {"stream": "true", "temperature": ">0", "prompt": "longer than ubatch"}
 OFFLOADS = {
