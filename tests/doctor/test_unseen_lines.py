@@ -12,7 +12,7 @@ from moebox.doctor.logs import known_causes, required_words, search_pieces
 FILE = Path(__file__).parent / "unseen_lines.csv"
 with FILE.open(encoding="utf-8", newline="") as file:
     LINES = [*csv.DictReader(file, delimiter=";", quoting=csv.QUOTE_NONE)]
-RECORDED: tuple[str, ...] = ("13",)  # batches that nothing was written for yet
+RECORDED: tuple[str, ...] = ()  # batches that nothing was written for yet
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from .unseen import THREADS, judge, predicted_state, starts_as_predicted, starts
         ("10", 15),
         ("11", 6),
         ("12", 20),
+        ("13", 16),
     ],
 )
 def test_answers_to_threads_are_not_lost(batch: str, fewest: int) -> None:
