@@ -24,6 +24,7 @@ from moebox.sizing.rank import RankWork, rank_work
 
 PLENTY = 2_000_000  # cache tokens where a run does not say and the cache was not what limited it
 OUT_OF_CACHE = 8  # tokens: fewer read so little that it lies in the 128 MB cache from the run before
+UNEVEN = 1024  # tokens from which on ranks with whole experts have unequal work
 HARDLY_READS = 12e6  # bytes: whether they lie in that cache makes no difference
 BITS = {"int4": 4.5, "nvfp4": 4.5, "mxfp4": 4.25, "fp8": 8.0, "bf16": 16.0}  # of an expert's weight, with scales
 UNFITTED = ("gpustack-h100-tp2", "vllm-30326")
@@ -149,14 +150,18 @@ def prefill_cells(*, tp: int = 8) -> Iterator[Case]:
             )
 
 
-def expert_kernels(*, quant: str, generation: str, kernel: str) -> Iterator[Case]:
-    """NVIDIA aiconfigurator's timings of one expert kernel on GPUs of a generation.
+def expert_kernels(*, quant: str, generation: str, kernel: str, engine: str = "") -> Iterator[Case]:
+    """NVIDIA aiconfigurator's timings of one expert kernel on GPUs of a generation, under one engine or all.
+
+    Prompts with whole experts on ranks are left out: routing was uneven, and the timed rank had more than its share.
 
     On RTX, runs whose weights fit the GPU's second-level cache are left out, a real step finds none of them there,
     unless they read hardly any.
     """
     for row in _csv("experts.csv"):
         if (row["quant"], row["kernel"], _generation(row["gpu"])) != (quant, kernel, generation):
+            continue
+        if not row["run"].lower().startswith(engine) or (int(row["ep"]) > 1 and int(row["tokens"]) >= UNEVEN):
             continue
         rank = _expert_rank(row["model"], quant, int(row["tp"]), int(row["ep"]))
         read = rank.expert_bytes_read(int(row["tokens"])) / rank.model.moe_layers
@@ -402,9 +407,10 @@ def _prefill(speed: Callable[[], Speed], row: dict[str, str]) -> float:
 def _kernel(row: dict[str, str]) -> float:
     rank = _expert_rank(row["model"], row["quant"], int(row["tp"]), int(row["ep"]))
     gpu = catalogue.find_gpu(row["gpu"])
-    wanted = (row["quant"], gpu.generation, row["kernel"], "")
+    wanted, engine = (row["quant"], gpu.generation, row["kernel"], ""), row["run"].partition(" ")[0].lower()
     rows = catalogue.table_rows(constants.ExpertKernel, "efficiency", "experts")
-    kernel = next(each for each in rows if (each.quant, each.generation, each.kernel, each.before) == wanted)
+    alike = [each for each in rows if (each.quant, each.generation, each.kernel, each.before) == wanted]
+    kernel = min(alike, key=lambda each: (each.engine != engine, bool(each.engine)))
     return expert_kernel_seconds(rank, gpu, kernel, float(row["tokens"])) / rank.model.moe_layers * 1e6
 
 

@@ -1,12 +1,16 @@
 """Attention by backend: which one an engine takes on a GPU, and what a step takes with it."""
 
+import pytest
+
+from moebox import codec
 from moebox.checkpoint import deploy
+from moebox.core.calibration import Boot
 from moebox.core.recipe import Parallel, Recipe
 from moebox.detect.declared import parse_box
 from moebox.planner.speed import Speed
 from moebox.planner.speed.step import GpuStep
 from tests.planner import rows
-from tests.planner.test_measured import h200
+from tests.planner.test_measured import H200
 
 
 def step_of(model: str, checkpoint: str, box: str, engine: str, **changes: object) -> GpuStep:
@@ -35,19 +39,25 @@ def test_triton_reads_one_long_context_slowly() -> None:
     assert default.cached_attention(64, 32768) < 1.3 * named.cached_attention(64, 32768)  # many sequences fill the GPU
 
 
-def test_a_named_backend_without_figures_on_a_gpu_is_between_those_on_others() -> None:
-    """SGLang's Triton was not timed on Hopper: a named one got the speed of FlashAttention 3, which the engine uses.
+@pytest.mark.parametrize(
+    ("kept", "model", "layers", "steps"),
+    [("sglang-qwen", "qwen3-235b", 36, 18), ("sglang-minimax", "minimax-m2.5", 12, 13)],
+)
+def test_sglang_on_an_h200_is_forecast_by_published_rows(kept: str, model: str, layers: int, steps: int) -> None:
+    """SGLang 0.5.15 with Triton attention. Nothing was fitted; MiniMax's long contexts have half a say in Triton's row.
 
-    On an H200 (SGLang 0.5.15, Qwen3-235B with 36 layers, 16 November 2026) steps were forecast up to 49% too fast.
+    Decode steps within 15%, of Qwen3 within 12%; first tokens within 22%: Qwen3's of 128 tokens is 21% too slow.
     """
-    flags = {"attention-backend": "triton"}
-    made = rows.published()
-    recipe = made.recipe_of("sglang", "qwen3-235b", "fp8", kv="bf16", max_seqs=64, flags=flags, engine_version="0.5.15")
-    speed = made.speed_of(made.box_of("1x-h200"), recipe, 36)
-    _, real = h200("sglang-qwen", 36)
+    made, flags = rows.published(), {"attention-backend": "triton"}
+    recipe = made.recipe_of("sglang", model, "fp8", kv="bf16", max_seqs=64, flags=flags, engine_version="0.5.15")
+    speed = made.speed_of(made.box_of("1x-h200"), recipe, layers)
+    real = codec.decode(Boot, codec.load_json(H200 / f"{kept}-{layers}.json"), where=kept)
     off = [speed.step_s(step.batch, step.context) / step.seconds - 1 for step in real.decode]
-    assert len(off) == 18
-    assert -0.14 < min(off) < max(off) < 0.14
+    assert len(off) == steps
+    assert max(map(abs, off)) < (0.12 if kept == "sglang-qwen" else 0.15)
+    first = [(speed.prefill_s(prompt.tokens) + speed.request_s) / prompt.seconds - 1 for prompt in real.prefill]
+    assert len(first) == 5
+    assert max(map(abs, first)) < 0.22
 
 
 def test_backends_differ_by_generation_and_cache() -> None:

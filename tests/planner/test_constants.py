@@ -29,13 +29,17 @@ ROWS = [
 
 @pytest.mark.parametrize(("table", "place", "row"), ROWS, ids=lambda value: str(value)[:20])
 def test_shares_are_shares(table: str, place: int, row: dict[str, object]) -> None:
-    """No share is above 1: 1.1 of 1,792 GB/s came from a misread 1,597 GB/s."""
+    """No share is above 1: 1.1 of 1,792 GB/s came from a misread 1,597 GB/s.
+
+    Operations are shares of the bf16 rate, which 8-bit products have twice and 4-bit ones four times on Blackwell.
+    """
     for name in SHARES:
         value = row.get(name)
         if isinstance(value, float):
             assert 0 < value <= 1.0, (table, name)
     if table == "experts":
-        assert row["flops"] <= 1.0, row  # type: ignore[operator]
+        fastest = {"nvfp4": 4.0, "mxfp4": 2.0}.get(str(row["quant"]), 1.0) if row["generation"] == "blackwell" else 1.0
+        assert row["flops"] <= fastest, row  # type: ignore[operator]
 
 
 def test_editions_differ() -> None:

@@ -35,6 +35,7 @@ class RankWork:
     whole_experts: bool  # expert parallel: whole experts on ranks
     dense_bytes: float  # attention, shared experts, dense layers, router, lm_head: read in every step
     dense_flops: float  # of one token in them
+    head_flops: float  # of these, lm_head: prompts need it for their last token alone
     expert_bytes: float  # one expert of one layer, all ranks together
     expert_flops: float  # of one token in the experts it uses, in one layer, all ranks together
     layers: tuple[RankLayers, ...]
@@ -101,6 +102,7 @@ def rank_work(model: Model, checkpoint: Checkpoint, recipe: Recipe) -> RankWork:
         whole_experts=parallel.ep,
         dense_bytes=shards.dense_per_rank(model, sizes, tp),
         dense_flops=2 * shards.dense_per_rank(model, parameters, tp),
+        head_flops=2 * model.vocab * model.hidden / tp,
         expert_bytes=sizes.get("routed_experts", 0) / max(model.experts * model.moe_layers, 1),
         expert_flops=2 * model.expert_parameters * model.experts_used,
         layers=layers,

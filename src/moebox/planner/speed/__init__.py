@@ -109,9 +109,10 @@ class Speed:
             times = {name: getattr(kernel, name) / gpu.clock for name in ("fixed_us", "hidden_us", "expert_us")}
             kernel = replace(kernel, **times)
             gpu = replace(gpu, bf16=gpu.bf16 * gpu.clock)
-        drafts = recipe.speculate and recipe.draft_tokens
+        drafts, rank = recipe.speculate and recipe.draft_tokens, rank_work(model, checkpoint, recipe)
+        row = replace(row, gemm=max(row.gemm, rank.narrow_attention * row.narrow_gemm))
         gpu_step = GpuStep(
-            rank=rank_work(model, checkpoint, recipe),
+            rank=rank,
             gpu=gpu,
             constants=row,
             kernel=kernel,
@@ -126,9 +127,8 @@ class Speed:
             attention=find_backends(recipe, generation, model.architecture),
         )
         wider = tables.STEP_AWAY**away
-        group = f"{engine} {recipe.runtime.preset}".strip()
         label = range_label(generation, engine, version, recipe.parallel.nodes)
-        known = (label, group, model.architecture)
+        known = (label, f"{engine} {recipe.runtime.preset}".strip(), model.architecture)
         if is_newer_than_known(engine, version):
             known = ("", "", "")
             unknown_text = unknown_text or f"no results of {deployment.engine.title} {version} are known"

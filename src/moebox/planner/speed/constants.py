@@ -42,9 +42,11 @@ class Efficiency:
     eager_us: float  # host time to launch one layer without graphs
     prompt_us: float = 0.0  # host time to launch one layer of a prompt that is longer than captured graphs
     step_us: float  # scheduler, sampling and output once per step, on the reference CPU
+    token_us: float = 0.0  # more for each token of a prompt: lists of ids, hashes of cache blocks
     dense_bw: float  # of memory bandwidth, reading attention, shared and dense weights
     experts: float  # multiplies the expert kernel's own share of bandwidth
     gemm: float  # of the bf16 rate, dense matrix products of a prompt
+    narrow_gemm: float = 0.0  # that share with attention weights below 16 bits, if it is larger
     attention_bw: float  # of memory bandwidth, reading the cache
     attention_flops: float  # of the bf16 rate, attention against the cache
     attention_fill: float  # sequences × head tiles that fill the GPU to 1 - 1/e
@@ -55,6 +57,7 @@ class Efficiency:
     prefill_attention: float  # of the bf16 rate, prompt attention
     latent: float = 0.0  # kernels of a layer with latent attention; 0: as in [kernels]
     link: str = ""  # row of [[link]] on PCIe; "" is "pcie"
+    reduce_us: float = 0.0  # the engine's one-shot all-reduce over NVLink; 0: as in [[link]]
     hosts: int = 1  # hosts that published the rows
     decode_spread: float  # standard deviation of ln(published / model) on those hosts
     prefill_spread: float
@@ -95,13 +98,14 @@ class ExpertKernel:
     engine: str = ""  # only under this engine; "": any
     architectures: tuple[str, ...] = ()  # only for these; (): all
     before: str = ""  # only in versions before this one; "": in all
-    backend: str = ""  # only if the recipe names this `moe-backend`; "": any
+    backend: str = ""  # only if the recipe names this `moe-backend` (SGLang: `moe-runner-backend`); "": any
     fixed_us: float
     hidden_us: float = 0.0  # for each 1,024 of the hidden size: inputs are quantised and permuted, outputs summed
     expert_us: float = 0.0  # for each expert that the batch activates on a rank
     bandwidth: float
     flops: float
     tile: int = 0  # rows of an expert that it multiplies together: fewer are padded, by at most their number
+    row_bytes: float = 0.0  # moved for each element of a routed row: inputs gathered, outputs written and summed
     measured: bool = True  # False: a neighbour's figures, or the kernel timed alone
     source: str = ""
 
@@ -109,6 +113,11 @@ class ExpertKernel:
         """Microseconds of one layer before any weight is read."""
         experts = rank.distinct_experts(tokens) / (rank.expert_ranks if rank.whole_experts else 1)
         return self.fixed_us + self.hidden_us * rank.model.hidden / 1024 + self.expert_us * experts
+
+    def bytes_moved(self, rank: RankWork, tokens: float) -> float:
+        """Bytes of routed rows in one layer: tensor parallelism cuts experts, not the rows that each rank handles."""
+        rows = tokens * rank.model.experts_used / (rank.expert_ranks if rank.whole_experts else 1)
+        return rows * rank.model.hidden * self.row_bytes
 
     def padded_share(self, rank: RankWork, tokens: float) -> float:
         """Rows that are multiplied over rows of the batch."""
@@ -236,15 +245,10 @@ def convert_row(row: Efficiency, engine: EngineName, near: tuple[str, ...]) -> E
     if shared is None:
         return row
     here, there = own[shared], others[shared]
-    return replace(
-        row,
-        layer_us=row.layer_us * here.layer_us / there.layer_us,
-        piecewise_us=here.piecewise_us,
-        eager_us=here.eager_us,
-        prompt_us=here.prompt_us,
-        step_us=here.step_us,
-        link=here.link,
-    )
+    host = {
+        name: getattr(here, name) for name in ("piecewise_us", "eager_us", "prompt_us", "step_us", "token_us", "link")
+    }
+    return replace(row, layer_us=row.layer_us * here.layer_us / there.layer_us, **host)
 
 
 def find_overhead(engine: EngineName, version: str, generation: str) -> Overhead | None:
@@ -273,10 +277,10 @@ def find_expert_kernel(quant: str, generation: str, architecture: str, recipe: R
     unpacks = family == "nvfp4" and (quant.endswith("a16") or "blackwell" not in generation)
     family = "int4" if unpacks else family
     near = NEAREST.get(generation, ("blackwell-rtx",))
-    ranked = []
+    ranked, named = [], recipe.flags.get("moe-backend", recipe.flags.get("moe-runner-backend"))
     for row in catalogue.table_rows(ExpertKernel, "efficiency", "experts"):
         fits = row.quant == family and architecture in (row.architectures or (architecture,))
-        fits = fits and row.engine in ("", recipe.engine) and row.backend in ("", recipe.flags.get("moe-backend"))
+        fits = fits and row.engine in ("", recipe.engine) and row.backend in ("", named)
         if fits and (not row.before or version_in_range(recipe.engine_version, f"<{row.before}")):
             steps = near.index(row.generation) if row.generation in near else len(near)
             ranked.append(((steps, not row.backend, not row.before, not row.architectures, not row.engine), row))

@@ -57,7 +57,7 @@ def _gpu_formulas(step: GpuStep, batch: int, context: int) -> Formulas:
     here = max(batch / (rank.pp * rank.dp), 1.0)  # stages and data-parallel groups work at the same time
     tokens = here * (1 + step.draft_tokens)
     memory, compute = f"{gpu.bandwidth / 1e9:.0f} GB/s", f"{gpu.bf16 / 1e12:.1f} TFLOP/s"
-    dense = step.dense_seconds(tokens) * 1e3
+    dense = step.dense_seconds(tokens, tokens) * 1e3
     size = tokens * model.hidden * 2
     reduce = step.fabric.all_reduce(rank.tp, size) * 1e3
     rest = step.all_reduce_seconds(tokens) * 1e3 - 2 * model.layers * reduce
@@ -71,17 +71,11 @@ def _gpu_formulas(step: GpuStep, batch: int, context: int) -> Formulas:
     attention_source = "; ".join(f"{name}: {backend.source}" for name, backend in backends.items()) or c.source
     shared = f"; its memory at {unified_memory().engine_rate:.2f} of the datasheet's rate" if gpu.unified else ""
     shared_source = f"; shared memory: {unified_memory().source}" if gpu.unified else ""
-    host, host_source = (
-        f"{c.step_us / 1e3:.4f} ms × {step.host_factor:.4f}; scheduling and sampling, for this CPU",
-        c.source,
-    )
+    added, before, host_source = "", "", c.source
     if step.overhead and step.overhead.sequence_us:
-        added = f"{here:g} × {step.overhead.sequence_us / 1e3:.4f} ms"
-        host = (
-            f"({c.step_us / 1e3:.4f} ms + {added}) × {step.host_factor:.4f}; scheduling and sampling, for this CPU, "
-            f"before {step.overhead.before}"
-        )
+        added, before = f" + {here:g} × {step.overhead.sequence_us / 1e3:.4f} ms", f", before {step.overhead.before}"
         host_source = step.overhead.source
+    host = f"({c.step_us / 1e3:.4f} ms{added}) × {step.host_factor:.4f}; scheduling and sampling, for this CPU{before}"
     others = step.step_parts(batch, context)
     device = sum(value for name, value in others.items() if name != "waiting for launches") * 1e3
     launches = f"{step.kernel_layers:.2f} × {c.eager_us / 1e3:.5f} ms × {step.host_factor:.4f}"
@@ -121,7 +115,8 @@ def _gpu_formulas(step: GpuStep, batch: int, context: int) -> Formulas:
         operations = rank.expert_step_flops(routed) * kernel.padded_share(rank, routed) / 1e9
         distinct = f"{model.moe.experts}(1-(1-{model.moe.used}/{model.moe.experts})^{routed:g})"
         formulas["experts"] = (
-            f"{model.moe_layers} × {kernel.least_us(rank, routed) / 1e3:.5f} ms + "
+            f"{model.moe_layers} × ({kernel.least_us(rank, routed) / 1e3:.5f} ms + "
+            f"{kernel.bytes_moved(rank, routed) / 1e6:.5f} MB / {memory}) + "
             f"√(({rank.expert_bytes_read(routed) / 1e6:.3f} MB / ({memory} × {share:.4f}))² + "
             f"({operations:.4f} GFLOP / ({compute} × {kernel.flops:.4f}))²); "
             f"{distinct} = {rank.distinct_experts(routed):.1f} experts a layer",

@@ -78,6 +78,7 @@ def make_fabric(box: Box, gpu: Gpu, constants: Efficiency, parallel: Parallel) -
     extra_us, state = 0.0, ""
     if switched:
         wire = find_wire("fabric" if gpu.generation == "cdna" else "nvlink")
+        wire = replace(wire, small_us=constants.reduce_us or wire.small_us)
     else:  # over the host's slots
         wire = find_wire(constants.link or "pcie")
         links = [link for link in box.links if max(link.a, link.b) < ranks]
@@ -92,11 +93,9 @@ def make_fabric(box: Box, gpu: Gpu, constants: Efficiency, parallel: Parallel) -
             extra_us = wire.no_p2p_us * 2 * (ranks - 1)
         elif two_sockets:
             extra_us = wire.sockets_us
-        words = (
-            "peer access" if peers else "no peer access",
-            "over two sockets" if two_sockets else "one socket or switch",
-        )
-        state = f"{', '.join(words)}: {'as detected' if known_p2p else 'assumed'}, with the driver's default topology"
+        access = "peer access" if peers else "no peer access"
+        access += ", over two sockets" if two_sockets else ", one socket or switch"
+        state = f"{access}: {'as detected' if known_p2p else 'assumed'}, with the driver's default topology"
     return Fabric(
         wire=wire,
         rate=gpu.nvlink / 2 if switched else pcie_rate(gpu),

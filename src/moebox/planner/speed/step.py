@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from moebox.core.box import Gpu
-from moebox.core.layers import Compressed, Gqa, LayerKind, Linear, Mamba
+from moebox.core.layers import Compressed, Gqa, LayerKind, Linear, Mamba, Mla
 from moebox.planner.speed.attention import UNKNOWN, AttentionBackend, AttentionKind, attention_kind
 from moebox.planner.speed.constants import DraftCost, Efficiency, ExpertKernel, Overhead, kernel_counts
 from moebox.planner.speed.links import Fabric
@@ -51,17 +51,14 @@ class GpuStep:
         batch = max(batch, 1.0) if batch else 0.0
         queries = batch * (1 + self.draft_tokens)
         tokens = queries + fresh
-        dense = self.dense_seconds(tokens)
+        dense = self.dense_seconds(tokens, queries + min(fresh, prompts))
         # Small kernels overlap with reading dense weights; expert kernels run alone, their least time is in their row.
         layer_us = max(self.constants.layer_us, self.constants.piecewise_us) if fresh else self.constants.layer_us
         small_kernels = math.hypot(self.kernel_layers * layer_us * 1e-6, dense) - dense
         # Under data parallelism the experts of all groups work on the tokens of all groups.
-        experts = 0.0
-        if rank.model.moe:
-            share = self.constants.experts
-            experts = expert_kernel_seconds(rank, self.gpu, self.kernel, tokens * rank.dp, share=share)
+        experts = expert_kernel_seconds(rank, self.gpu, self.kernel, tokens * rank.dp, share=self.constants.experts)
         parts = {
-            "host": self.host_seconds(batch),
+            "host": self.host_seconds(batch, fresh),
             "small kernels": small_kernels,
             "dense weights": dense,
             "experts": experts,
@@ -75,10 +72,10 @@ class GpuStep:
         # Outside graphs the host launches kernels one by one while the GPU works: the longer of the two counts. Nothing
         # is launched when a prompt's step begins: if they are about even, layers wait for one or the other, a fifth
         # more together. Steps that decode are launched during the ones before.
-        launch_us = self.constants.prompt_us if fresh > 0 and tokens > self.captured_tokens else 0.0
+        launching = self.launches * self.constants.prompt_us if fresh > 0 and tokens > self.captured_tokens else 0.0
         if not self.graphs:
-            launch_us = max(launch_us, self.constants.eager_us)
-        launching = self.kernel_layers * launch_us * self.host_factor * 1e-6
+            launching = max(launching, self.kernel_layers * self.constants.eager_us)
+        launching *= self.host_factor * 1e-6
         if launching:
             device = sum(parts.values())
             longer = max(launching, device)
@@ -91,22 +88,28 @@ class GpuStep:
         others = self.rank.pp - 1
         return STAGE_LOSS * others * min(max(batch / self.rank.dp - 1, 0.0) / others, 1.0) if others else 0.0
 
-    def host_seconds(self, batch: float) -> float:
-        """Scheduling, sampling and output, once per step and for each sequence."""
+    def host_seconds(self, batch: float, fresh: float) -> float:
+        """Scheduling, sampling and output, once per step, for each sequence and for each token of a prompt."""
         sequence_us = self.overhead.sequence_us if self.overhead else 0.0
-        return (self.constants.step_us + sequence_us * batch) * self.host_factor * 1e-6
+        total_us = self.constants.step_us + sequence_us * batch + self.constants.token_us * fresh
+        return total_us * self.host_factor * 1e-6
 
     @property
     def kernel_layers(self) -> float:
-        """Layers, each counted by its kernels relative to a layer of plain attention and 16-bit weights.
-
-        With weights below 16 bits, a kernel of its own quantises the input of each product.
-        """
+        """Layers, counted by kernels over a plain layer's; below 16 bits one more quantises each product's input."""
         counts, moe = kernel_counts(), self.rank.model.moe
         fused = self.fused_norms and self.rank.tp > 1 and self.rank.dp == 1
-        others = (counts["shared_gate"] if moe and moe.shared_gate else 0.0) - (counts["norms"] if fused else 0.0)
+        others = (counts["shared_gate"] if moe and moe.shared_gate else 0.0) - fused * counts["norms"]
         total = sum(layers.count * (self.layer_kernels(layers.kind) + others) for layers in self.rank.layers)
         return total / counts["plain"]
+
+    @property
+    def launches(self) -> float:
+        """Launches of a prompt's step outside graphs over a plain layer's: nothing fused, experts, all-reduces."""
+        counts, rank, latent = kernel_counts(), self.rank, self.constants.latent
+        unfused = bool(latent) * sum(layers.count for layers in rank.layers if isinstance(layers.kind, Mla))
+        others = rank.model.moe_layers * counts.get(self.kernel.kernel, 0.0) + 2 * rank.model.layers * (rank.tp > 1)
+        return self.kernel_layers + (unfused * (counts["latent"] - latent) + others) / counts["plain"]
 
     def layer_kernels(self, kind: LayerKind) -> float:
         """Kernels of a layer of one kind, without its experts and all-reduces."""
@@ -123,11 +126,11 @@ class GpuStep:
         latent = (self.constants.latent or counts["latent"]) + narrow * counts["latent_narrow"]
         return latent + (self.overhead.latent if self.overhead else 0.0)
 
-    def dense_seconds(self, tokens: float) -> float:
-        """Reading attention, shared and dense weights, or multiplying by them, whichever takes longer."""
+    def dense_seconds(self, tokens: float, sampled: float) -> float:
+        """Reading attention, shared and dense weights, or multiplying by them; logits of `sampled` tokens alone."""
         read = self.rank.dense_bytes / (self.gpu.bandwidth * self.constants.dense_bw)
-        work = tokens * self.rank.dense_flops / (self.gpu.bf16 * self.constants.gemm)
-        return math.hypot(read, work)
+        flops = tokens * self.rank.dense_flops - (tokens - sampled) * self.rank.head_flops
+        return math.hypot(read, flops / (self.gpu.bf16 * self.constants.gemm))
 
     def cached_attention(self, batch: float, context: float) -> float:
         """Attention of decoding: reads the cache, and computes on it for every query token."""
@@ -238,10 +241,11 @@ class GpuStep:
 
 
 def expert_kernel_seconds(rank: RankWork, gpu: Gpu, kernel: ExpertKernel, tokens: float, share: float = 1.0) -> float:
-    """Expert kernels of all layers for `tokens`: a fixed time, and reading or operations, whichever takes longer."""
+    """Expert kernels of all layers for `tokens`: a fixed time, moving rows, and reading or operations, the longer."""
     read = rank.expert_bytes_read(tokens) / (gpu.bandwidth * min(kernel.bandwidth * share, 1.0))
     work = rank.expert_step_flops(tokens) * kernel.padded_share(rank, tokens) / (gpu.bf16 * kernel.flops)
-    return rank.model.moe_layers * kernel.least_us(rank, tokens) * 1e-6 + math.hypot(read, work)
+    moved = kernel.bytes_moved(rank, tokens) / gpu.bandwidth
+    return rank.model.moe_layers * (kernel.least_us(rank, tokens) * 1e-6 + moved) + math.hypot(read, work)
 
 
 def tokens_per_step(accept: float, draft_tokens: int) -> float:
