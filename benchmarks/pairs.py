@@ -111,7 +111,7 @@ def forecast_ms(
     """Milliseconds a token of one side, simulated."""
     run: dict[str, Any] = {"model": model, "engine": engine, "checkpoint": checkpoint, "box": box, "kv": "auto"}
     given = dict(word.split("=") for word in settings.split())
-    run |= {"flags": {"moe-backend": given.pop("moe-backend")} if "moe-backend" in given else {}}
+    run |= {"flags": {name: given.pop(name) for name in ("moe-backend", "moe-runner-backend") if name in given}}
     run |= {name: int(value) if name == "batched_tokens" else value for name, value in given.items()}
     run |= {
         "tp": int(tp),

@@ -128,7 +128,7 @@ def load_results() -> list[Result]:
             host, generation, engine = row["host"], row["generation"], row["engine"]
             if host in ("gpustack", "conselara"):  # vLLM 0.10.2; two DGX Spark
                 generation = OLDER if host == "gpustack" else SEVERAL_NODES
-            kind = "decode" if row["group"] == "decode" else "serving"
+            kind = {"decode": "decode", "ttft": "prompt"}.get(row["group"], "serving")  # type: ignore[assignment]
             source = PUBLISHERS.get(host.partition("-")[0], host)
             if host.startswith(("cookbook", "inferencex")):
                 source += f" {host.rpartition('-')[2]}"
