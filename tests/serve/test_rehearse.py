@@ -1,9 +1,11 @@
 """Rehearsals: the real embedded engine with a generated GGUF, and what other engines invent."""
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +16,7 @@ from moebox.core import catalogue
 from moebox.core.box import Box
 from moebox.core.engine_event import AttemptStarted
 from moebox.core.recipe import Parallel, Recipe, Speculate
-from moebox.errors import AnswerIsNo, BadInput
+from moebox.errors import AnswerIsNo, BadInput, Unsupported
 from moebox.flows.recipes import load_recipe
 from moebox.flows.rehearse import fewest_layers, reduce_recipe, rehearse
 from moebox.planner.speed import Speed
@@ -118,3 +120,80 @@ def test_more_layers_than_there_are_is_bad_input(embedded: Recipe, tmp_path: Pat
     """A number that cannot be meant."""
     with pytest.raises(BadInput, match="--layers 99"):
         reduce_recipe(deploy(embedded), tmp_path / "x.gguf", 99)
+
+
+def config_folder(path: Path, **config: object) -> Path:
+    """A model's folder without weights: Nemotron's shapes, a tokenizer, and a large file that is not copied."""
+    shapes = {
+        "architectures": ["NemotronHForCausalLM"],
+        "model_type": "nemotron_h",
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "vocab_size": 131072,
+        "intermediate_size": 2688,
+        "max_position_embeddings": 262144,
+    }
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(shapes | config))
+    (path / "tokenizer.json").write_text("{}")
+    with open(path / "large.pt", "wb") as large:
+        large.truncate(65 * 2**20)
+    return path
+
+
+PATTERN = "MEMEMEM*EMEMEMEM*EMEMEMEM*E"
+
+
+@pytest.mark.parametrize(
+    ("listed", "kept"),
+    [
+        ({"hybrid_override_pattern": PATTERN}, 8),
+        ({"layer_types": ["sliding", "full"] * 13 + ["full"]}, 2),
+        ({"compress_ratios": [0, 0, 4, 128] + [4, 128] * 11 + [4] + [0]}, 4),  # the last one is a draft's
+        ({"eos_token_id": [1, 2, 3]}, 1),
+    ],
+)
+def test_few_layers_have_one_of_each_kind_that_the_config_lists(
+    listed: dict[str, Any], kept: int, tmp_path: Path
+) -> None:
+    """A rehearsal keeps the first layers until each kind has occurred, and cuts the lists to these."""
+    gqa = {"num_hidden_layers": 27, "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 128}
+    gqa |= {"num_experts_per_tok": 8, "moe_intermediate_size": 768}
+    mamba = {
+        "mamba_num_heads": 128,
+        "mamba_head_dim": 64,
+        "ssm_state_size": 128,
+        "n_groups": 8,
+        "n_routed_experts": 512,
+    }
+    mamba |= {
+        "moe_intermediate_size": 2688,
+        "num_experts_per_tok": 22,
+        "moe_latent_size": 1024,
+        "num_hidden_layers": 27,
+    }
+    folder = config_folder(tmp_path / "model", **(mamba if "hybrid_override_pattern" in listed else gqa), **listed)
+    recipe = Recipe(
+        name="x", engine="vllm", model=str(folder), checkpoint=str(folder), served_name="x", context=4096, kv="bf16"
+    )
+    small, layers, _ = reduce_recipe(deploy(recipe), tmp_path / "unused.gguf", 0)
+    assert layers == kept
+    made = Path(small.checkpoint)
+    assert sorted(path.name for path in made.iterdir()) == ["config.json", "tokenizer.json"]
+    config = json.loads((made / "config.json").read_text())
+    assert config["num_hidden_layers"] == kept
+    for key, value in listed.items():
+        assert config[key] == (value if key == "eos_token_id" else value[:kept] + value[27:])
+
+
+def test_what_cannot_start_with_dummy_weights_is_not_rehearsed(tmp_path: Path) -> None:
+    """vLLM 0.26 computes a part of DeepSeek-V4's weights while it reads a checkpoint."""
+    recipe = dataclasses.replace(
+        load_recipe("kimi-k26-vllm"), model="deepseek-v4-flash", checkpoint="deepseek-v4-flash"
+    )
+    for version, refused in (("0.25.0", False), ("0.26.0", True)):
+        deployment = deploy(dataclasses.replace(recipe, engine_version=version, kv="fp8"))
+        with pytest.raises(Unsupported, match="hc_attn_fn_broadcast") if refused else contextlib.nullcontext():
+            reduce_recipe(deployment, tmp_path / "unused.gguf", 0)

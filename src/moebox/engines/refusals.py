@@ -7,7 +7,6 @@ know. A plan never has a fatal issue; a recipe that a user wrote is launched as 
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Literal
 
 from moebox.core import families, registry
@@ -138,9 +137,5 @@ def layer_override(deployment: Deployment, layers: int) -> str:
 
     Multimodal models keep the text model's numbers one level down.
     """
-    config = Path(deployment.weights_path).expanduser() / "config.json"
-    nested = deployment.has_vision_tower
-    if config.is_file():
-        nested = '"text_config"' in config.read_text(encoding="utf-8", errors="replace")
     override: dict[str, object] = {"num_hidden_layers": layers}
-    return json.dumps({"text_config": override} if nested else override, separators=(",", ":"))
+    return json.dumps({"text_config": override} if deployment.has_vision_tower else override, separators=(",", ":"))

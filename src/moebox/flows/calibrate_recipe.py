@@ -15,7 +15,7 @@ from moebox.detect import host, nvml
 from moebox.engines.engine import load_engine
 from moebox.errors import BadInput, refuse_if
 from moebox.serve import preflight
-from moebox.serve.dummy import ggml_type, write_gguf
+from moebox.serve.dummy import cut_model, ggml_type, write_gguf
 from moebox.serve.faults import LaunchFailed
 from moebox.units import format_gib
 
@@ -117,9 +117,10 @@ def recipe_at_depth(recipe: Recipe, model: Model, form: Checkpoint, depth: BootD
             layers = range(model.dense_layers, model.dense_layers + depth.gpu_experts)
             hybrid = replace(hybrid, experts=tuple(tuple(layers[gpu::count]) for gpu in range(count)))
         return replace(small, checkpoint=str(dummy), hybrid=hybrid)
-    engine = load_engine(recipe.engine)
-    flags = {**recipe.flags, **engine.dummy_weight_flags(Deployment.from_parts(recipe, model, form), depth.layers)}
-    return replace(small, flags=flags, env={**recipe.env, **engine.even_routing})
+    engine, deployment = load_engine(recipe.engine), Deployment.from_parts(recipe, model, form)
+    flags = {**recipe.flags, **engine.dummy_weight_flags(deployment, depth.layers)}
+    weights = cut_model(deployment, depth.layers) or small.checkpoint
+    return replace(small, checkpoint=weights, flags=flags, env={**recipe.env, **engine.even_routing})
 
 
 def reads_gguf(recipe: Recipe) -> bool:

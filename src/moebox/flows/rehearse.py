@@ -5,6 +5,7 @@ lists what a rehearsal cannot show.
 """
 
 import dataclasses
+import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +19,10 @@ from moebox.core.model import Model
 from moebox.core.quirks import first_unexpected_failure
 from moebox.core.recipe import Hybrid, Recipe
 from moebox.core.verdict import CheckResults
-from moebox.engines.engine import load_engine
+from moebox.engines.engine import find_refusals, load_engine
 from moebox.errors import AnswerIsNo, MoeboxError, Unsupported, refuse_if
 from moebox.loose import get_number
-from moebox.serve.dummy import write_gguf
+from moebox.serve.dummy import MOST_KINDS, cut_model, layers_of_each_kind, write_gguf
 from moebox.serve.facts import CHAT_TIMEOUT_S
 from moebox.serve.session import PATIENCE_S, EngineSession, engine_session
 from moebox.serve.watch import LogListener
@@ -98,7 +99,7 @@ def reduce_recipe(deployment: Deployment, dummy: Path, layers: int) -> tuple[Rec
         model = deployment.model
     except MoeboxError as problem:
         raise Unsupported(f"cannot rehearse {recipe.name}: {problem.message}", hint=problem.hint) from None
-    kept = layers or fewest_layers(model, recipe)
+    kept = layers or fewest_layers(model, recipe, layers_of_each_kind(deployment))
     refuse_if(kept > model.layers or kept < 1, f"--layers {kept}: {model.title} has {model.layers}")
     notes = [f"{model.layers - kept} of {model.layers} layers are left out", *ALWAYS]
     small = recipe.with_port(0)
@@ -117,13 +118,25 @@ def reduce_recipe(deployment: Deployment, dummy: Path, layers: int) -> tuple[Rec
     flags = load_engine(recipe.engine).dummy_weight_flags(deployment, kept)
     if not flags:
         raise Unsupported(f"moebox does not know how {deployment.engine.title} starts without weights")
-    return dataclasses.replace(small, flags={**recipe.flags, **flags}), kept, tuple(notes)
+    weights = cut_model(deployment, kept) or small.checkpoint
+    small = dataclasses.replace(small, checkpoint=weights, flags={**recipe.flags, **flags})
+    if new := [text for text in fatal_texts(deployment.with_recipe(small)) if text not in fatal_texts(deployment)]:
+        raise Unsupported(f"cannot rehearse {recipe.name}: {new[0]}")
+    return small, kept, tuple(notes)
 
 
-def fewest_layers(model: Model, recipe: Recipe) -> int:
-    """One layer of each kind, and at least one per pipeline stage."""
-    kinds = model.dense_layers + 1 if model.moe else 1  # the dense ones come first
-    return min(model.layers, max(kinds, recipe.parallel.pp))
+def fatal_texts(deployment: Deployment) -> list[str]:
+    return [problem.text for problem in find_refusals(deployment) if problem.severity == "fatal"]
+
+
+def fewest_layers(model: Model, recipe: Recipe, listed: int = 0) -> int:
+    """One layer of each kind, and at least one per pipeline stage; `listed`: until the config has listed each kind."""
+    counts = [row.count for row in model.others]
+    rarest = min((count for count in (*counts, model.layers - sum(counts)) if count), default=model.layers)
+    listed = listed or min(MOST_KINDS, math.ceil(model.layers / rarest))  # kinds repeat in a pattern
+    in_blocks = any(row.feed_forward for row in model.others)
+    dense = model.dense_layers + 1 if model.moe and not in_blocks else 1  # the dense ones come first
+    return min(model.layers, max(dense, listed, recipe.parallel.pp))
 
 
 def keep_expert_layers(hybrid: Hybrid | None, kept: int) -> Hybrid | None:

@@ -9,14 +9,18 @@ With zeros alone every token goes to the same experts, which stay in the CPU's c
 of printable ASCII; layers of zeros pass the embedding on unchanged, and every token uses other experts in every layer.
 """
 
+import hashlib
+import json
 import math
 import random
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
+from moebox import codec, files
 from moebox.core import catalogue
+from moebox.core.deployment import Deployment
 from moebox.core.model import Gqa, Mla, Model
 from moebox.errors import BadInput
 from moebox.gguf_file import ALIGNMENT, F16, F32, MetadataValue, WeightEntry, align_up, header_bytes
@@ -32,6 +36,49 @@ TEMPLATE = (
     "{% for m in messages %}<|im_{{ m['role'] }}|>{{ m['role'] }}<|im_middle|>{{ m['content'] }}<|im_end|>{% endfor %}"
     "{% if add_generation_prompt %}<|im_assistant|>assistant<|im_middle|>{% endif %}"
 )
+OTHER_PARTS = ("quantization_config", "vision_config")  # of a config.json; their lists do not count text layers
+MOST_KINDS = 8  # of layers in a config's list; drafts' layers, as many at most, may follow the others
+SMALL_FILE = 64 * 2**20  # tokenizers and code; weights are larger
+
+
+def layer_lists(config: MutableMapping[str, Any], layers: int) -> Iterator[tuple[MutableMapping[str, Any], str]]:
+    """Where a config.json has one entry a layer: lists such as layer_types, and patterns such as "MEM*"."""
+    for key, value in config.items():
+        if isinstance(value, dict) and key not in OTHER_PARTS:
+            yield from layer_lists(value, layers)
+        by_layer = isinstance(value, list) or key.endswith("pattern")
+        if by_layer and 0 <= len(value) - layers <= MOST_KINDS < layers and len({*map(str, value)}) <= MOST_KINDS:
+            yield config, key
+
+
+def layers_of_each_kind(deployment: Deployment) -> int:
+    """How many layers there are until each kind that the config lists has occurred; 0 if it lists none."""
+    total, config = deployment.model.layers, Path(deployment.weights_path).expanduser() / "config.json"
+    found = layer_lists(json.loads(codec.read_text(config)), total) if config.is_file() else ()
+    lists = [holder[key][:total] for holder, key in found]
+    return max((values.index(kind) + 1 for values in lists for kind in values), default=0)
+
+
+def cut_model(deployment: Deployment, layers: int) -> str:
+    """A folder in the cache with the model's small files and a config of few layers; "" if the model is not here.
+
+    Engines take a number of layers as a flag, but not every model class reads it if the config also lists kinds.
+    """
+    folder, total = Path(deployment.weights_path).expanduser(), deployment.model.layers
+    if not (folder / "config.json").is_file():
+        return ""
+    config = json.loads(codec.read_text(folder / "config.json"))
+    for holder, key in [*layer_lists(config, total)]:
+        holder[key] = holder[key][:layers] + holder[key][total:]
+    config.get("text_config", config)["num_hidden_layers"] = layers
+    text = json.dumps(config)
+    made = files.cache_home() / "moebox" / f"cut-{hashlib.sha256(f'{folder}{text}'.encode()).hexdigest()[:12]}"
+    made.mkdir(parents=True, exist_ok=True)
+    for path in filter(Path.is_file, folder.iterdir()):
+        if path.stat().st_size < SMALL_FILE and ".safetensors" not in path.name:
+            files.write_atomic(made / path.name, path.read_bytes())
+    files.write_atomic(made / "config.json", text)
+    return str(made)
 
 
 def block_sizes() -> dict[int, tuple[int, int]]:
