@@ -130,3 +130,14 @@ def test_no_default_plan_is_known_not_to_start(model: str, box: tuple[int, str],
     shown = {warning.text: warning.severity for warning in (*plan.warnings, *find_refusals(deployment))}
     for row in (row for row in rows if row.state == "wrong"):
         assert shown.get(row.text) in ("warning", "fatal"), row.id
+
+
+def test_a_flag_without_which_a_model_does_not_start_is_planned() -> None:
+    """MiniMax-M3's layers need pages of 128 tokens in vLLM: the plan sets them, with the reason, and forecasts so."""
+    place = box_with(8, "h200", ram=2**40)
+    forms = catalogue.published_checkpoints("minimax-m3")
+    plan = choose_plan(place, catalogue.find_model("minimax-m3"), forms, Constraints(engine="vllm"))
+    assert plan.recipe.flags["block-size"] == 128
+    assert any(reason.startswith("flags.block-size = 128: MiniMax-M3") for reason in plan.reasons)
+    assert plan.memory.kv_tokens % 128 == 0
+    assert {support.state for _, support in deployment_support(deploy(plan.recipe, place))} != {"no-start"}

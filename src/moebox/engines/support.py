@@ -8,6 +8,7 @@ from typing import Literal
 
 from moebox.core.deployment import Deployment
 from moebox.core.plan import PlanWarning
+from moebox.core.setting import get_setting
 from moebox.core.support import Support, known_to_run, support_for
 from moebox.core.support_matrix import STATE_TEXT, Setup, SupportRow, build_of
 from moebox.core.symptom import changes_text, choose_remedy
@@ -77,6 +78,21 @@ def estimated_slow_rows(deployment: Deployment) -> list[SupportRow]:
     return [row for row in found if row.state == "slow" and row.estimated]
 
 
+def rows_cured_by_flags(deployment: Deployment) -> list[SupportRow]:
+    """Certain failures whose fix is only flags or variables that the recipe leaves open."""
+    recipe, rows = (
+        deployment.recipe,
+        (match.row for _, each in deployment_support(deployment) for match in each.matches),
+    )
+    by_flags = (row for row in rows if row.change and all(path.startswith(("flags.", "env.")) for path in row.change))
+    return [row for row in by_flags if is_fatal(row) and not any(get_setting(recipe, path) for path in row.change)]
+
+
+def is_fatal(row: SupportRow) -> bool:
+    """What does not start, crashes, hangs or answers wrongly is no plan; parsing can be worked around."""
+    return row.state not in ("runs", "slow") and not row.concerns_parsing and not row.sometimes
+
+
 def support_warnings(deployment: Deployment) -> list[PlanWarning]:
     """Everything known to go wrong, each row once: certain rows first, then those under further conditions."""
     found: dict[str, PlanWarning] = {}
@@ -93,9 +109,7 @@ def _warnings(setup: Setup, support: Support) -> Iterator[PlanWarning]:
     for match in support.matches:
         if match.row.state != "runs":
             without = " The forecast is without it: how much was not measured." * match.row.estimated
-            # What does not start, crashes, hangs or answers wrongly is no plan; parsing can be worked around.
-            is_usable = match.row.state == "slow" or match.row.concerns_parsing or match.row.sometimes
-            yield _warning(setup, match.row, "warning" if is_usable else "fatal", match.row.text + without)
+            yield _warning(setup, match.row, "fatal" if is_fatal(match.row) else "warning", match.row.text + without)
     # Rows on this GPU or architecture that hold if something holds that neither the recipe nor the box shows.
     shown = [each for each in support.possible if each.row.state != "runs" and (each.row.gpu or each.row.architecture)]
     for match in sorted(shown, key=lambda match: match.row.date, reverse=True)[:MOST_POSSIBLE]:

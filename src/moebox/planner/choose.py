@@ -12,7 +12,14 @@ from moebox.planner import explain, no_fit, prefer, warnings
 from moebox.planner.candidates import SHORTER_CONTEXTS, START_CONTEXT, make_candidates, make_draft, possible_engines
 from moebox.planner.constraints import Constraints
 from moebox.planner.kv_tiers import describe_tiers
-from moebox.planner.rate import PROMPT_TOKENS, RatedCandidate, forecast_rows, raise_utilization, rate_candidates
+from moebox.planner.rate import (
+    PROMPT_TOKENS,
+    RatedCandidate,
+    add_needed_flags,
+    forecast_rows,
+    raise_utilization,
+    rate_candidates,
+)
 
 
 def choose_plan(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], constraints: Constraints) -> Plan:
@@ -91,7 +98,8 @@ def search_candidates(
     def at_context(context: int) -> tuple[list[RatedCandidate], list[RatedCandidate]]:
         limited = replace(constraints, context=context)
         found = make_candidates(box, model, checkpoints, limited, possible_engines(box, constraints))
-        tried = [*map(raise_utilization, rate_candidates(box, model, found, constraints))]
+        rated = map(raise_utilization, rate_candidates(box, model, found, constraints))
+        tried = [*map(add_needed_flags, rated)]
         return tried, [candidate for candidate in tried if candidate.is_viable]
 
     if constraints.context:

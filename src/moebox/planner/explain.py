@@ -8,6 +8,7 @@ from moebox.core.gpu_list import all_gpus
 from moebox.core.plan import Alternative, PlanWarning
 from moebox.core.recipe import Climb, Recipe, Runtime
 from moebox.core.registry import engine_display_name
+from moebox.core.symptom import changes_text
 from moebox.engines.engine import load_engine
 from moebox.engines.support import support_text
 from moebox.planner import prefer
@@ -61,6 +62,7 @@ def explain_choice(
         reasons.append(f"context {format_count(recipe.context)}: {format_count(wanted)} does not fit")
     if best.speed.measured:
         reasons.append(f"speed {best.speed.measured.text}")
+    reasons += [f"{changes_text(row.change)}: {row.text}" for row in best.needed]
     reasons.append(f"support: {support_text(best.deployment)}")
     return tuple(filter(None, reasons))
 

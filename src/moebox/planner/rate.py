@@ -10,7 +10,10 @@ from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Model
 from moebox.core.plan import ArithmeticLine, Forecast, Memory, PlanWarning
 from moebox.core.recipe import Recipe
+from moebox.core.setting import with_settings
+from moebox.core.support_matrix import SupportRow
 from moebox.engines import memory_budget
+from moebox.engines.support import rows_cured_by_flags
 from moebox.planner.candidates import Candidate, limit_utilization
 from moebox.planner.constraints import Constraints
 from moebox.planner.speed import Speed
@@ -39,6 +42,7 @@ class RatedCandidate:
     candidate: Candidate
     memory: Memory
     constraints: Constraints
+    needed: tuple[SupportRow, ...] = ()  # failures that flags in its recipe avoid
 
     @property
     def recipe(self) -> Recipe:
@@ -91,6 +95,15 @@ class RatedCandidate:
     def memory_with(self, other: Candidate) -> Memory:
         """Memory of another candidate in its place."""
         return memory_of_deployment(Deployment.from_parts(other.recipe, self.model, other.checkpoint, self.box))
+
+
+def add_needed_flags(rated: RatedCandidate) -> RatedCandidate:
+    """The candidate with the flags without which it is known not to run, if flags are all that it lacks."""
+    if not rated.memory.fits or not rated.fatal_issue or not (rows := rows_cured_by_flags(rated.deployment)):
+        return rated
+    recipe = with_settings(rated.recipe, {path: value for row in rows for path, value in row.change.items()})
+    changed = replace(rated.candidate, recipe=recipe)
+    return replace(rated, candidate=changed, memory=rated.memory_with(changed), needed=tuple(rows))
 
 
 def rate_candidates(
