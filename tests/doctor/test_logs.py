@@ -230,3 +230,20 @@ def test_the_command_explains_a_log_and_a_stream() -> None:
 def test_a_stream_that_ends_in_mid_line_is_read_to_its_end() -> None:
     """The last line of a killed engine lacks its newline, and may be the one that matters."""
     assert search_pieces([io.BytesIO(b"OSError: [Errno 98] Address already in use").read()]).cause is not None
+
+
+def test_lines_of_a_healthy_start_are_no_cause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """SGLang without a generation_config.json and vLLM's limit of open files: both servers answered (H200)."""
+    log = tmp_path / "engine.log"
+    log.write_text(
+        "[2026-11-18 11:18:37] Failed to load generation config for /m: /m does not appear to have a file named "
+        "generation_config.json. Proceeding without generation config.\n"
+        "(APIServer pid=649) WARNING 11-18 11:29:25 [system_utils.py:299] Found ulimit of 20000 and failed to "
+        "automatically increase with error current limit exceeds maximum limit. This can cause fd limit errors like "
+        "`OSError: [Errno 24] Too many open files`.\n"
+        "INFO:     Application startup complete.\n"
+    )
+    assert main(["doctor", "logs", str(log)]) == 0
+    shown = capsys.readouterr().out
+    assert "cause" not in shown
+    assert "last error" not in shown

@@ -187,7 +187,7 @@ class LogSearch:
         if match and not self.exception and not ECHO.search(line):
             self.exception, self.exception_line = match.group("what")[:500], self.lines
             self.frames = tuple(self._frames)
-        elif not match and COMPLAINT.search(line):
+        elif not match and " WARNING " not in line and COMPLAINT.search(line):
             follows = self.complaint and self.lines - self._complaint_line <= TOGETHER
             if not (follows and MARKED.match(line)):
                 self.complaint = line.strip()[:500]
