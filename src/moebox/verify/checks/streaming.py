@@ -234,12 +234,13 @@ def broken_timeouts(seconds: float) -> str:
 
 def buffered_tokens(exchange: HttpExchange, part: str) -> int:
     """Tokens, about, of arguments or reasoning that came in one piece; 0 if they came as they were written."""
-    answer = parse_chat_stream(exchange)
     sizes = [*map(len, PIECES[part].findall(exchange.response))]
-    most, calls = max(sizes, default=0), "".join(call.name + call.arguments for call in answer.calls)
-    shown = len(answer.content + answer.reasoning + calls)
+    if not sizes or (most := max(sizes)) < ONE_PIECE * sum(sizes):
+        return 0
+    answer = parse_chat_stream(exchange)
+    shown = len(answer.content + answer.reasoning + "".join(call.name + call.arguments for call in answer.calls))
     tokens = (answer.token_count("completion") or 0) * most / max(shown, most, 1)
-    return round(tokens) if most >= ONE_PIECE * sum(sizes) and tokens >= MIN_TOKENS else 0
+    return round(tokens) if tokens >= MIN_TOKENS else 0
 
 
 CHECK = Check(
