@@ -16,7 +16,6 @@ _JOINERS = "\u200d\ufe0f"  # used inside emoji, harmless
 _MARKDOWN = re.compile(r"([\\|*_<>`\[\]~#])")
 _SIMILAR = {"✓": "+", "✗": "x", "×": "x", "–": "-", "—": "-", "…": "...", "·": ".", "→": "->", "±": "+-", "≥": ">="}
 _SIMILAR |= dict.fromkeys("─━═╌╴╶", "-") | dict.fromkeys("│┃║", "|") | dict.fromkeys("┌┐└┘├┤┬┴┼╭╮╯╰•", "+")
-_ASCII = re.compile(r"[\x20-\x7e]*")
 
 
 def escape_invisible(text: str, *, keep: str = "\n\t") -> str:
@@ -30,10 +29,10 @@ def escape_json(text: str) -> str:
 
 
 def _replace_invisible(text: str, keep: str, escape: Callable[[str], str]) -> str:
-    if _ASCII.fullmatch(text):
+    if text.isascii() and text.isprintable():
         return text
-    visible = keep + _JOINERS
-    return "".join(c if c in visible or unicodedata.category(c) not in _INVISIBLE else escape(c) for c in text)
+    others = set(text).difference(keep, _JOINERS)
+    return text.translate({ord(c): escape(c) for c in others if unicodedata.category(c) in _INVISIBLE})
 
 
 def spell_out_unprintable(stream: TextIO) -> None:

@@ -65,8 +65,7 @@ def make_client(
     """Open a client for several requests; `tls` holds the certificates it trusts."""
     import httpx2
 
-    verify = tls or _authorities()
-    return httpx2.Client(timeout=timeout_s, headers=dict(headers), trust_env=False, verify=verify)
+    return httpx2.Client(timeout=timeout_s, headers=dict(headers), trust_env=False, verify=tls or _authorities())
 
 
 def trusted_certificates(url: str) -> "ssl.SSLContext":
