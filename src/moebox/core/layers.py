@@ -1,5 +1,6 @@
 """Kinds of layer. A model's stack is a list of them, so a hybrid model is not a special case."""
 
+import functools
 from dataclasses import dataclass
 
 from moebox.core.layer_kind import Indexer as Indexer
@@ -302,7 +303,7 @@ class Compressed(LayerKind):
         return context / self.ratio if self.ratio else 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Layers:
     """`count` layers of one kind."""
 
@@ -314,7 +315,7 @@ class Layers:
     mamba: Mamba | None = None
     feed_forward: FeedForward | None = None
 
-    @property
+    @functools.cached_property
     def kind(self) -> LayerKind:
         kind = self.mla or self.gqa or self.linear or self.compressed or self.mamba or self.feed_forward
         assert kind is not None, "layers without a kind"

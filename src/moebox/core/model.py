@@ -101,7 +101,7 @@ class Model:
     def stack(self) -> tuple[Layers, ...]:
         return _stack(self.layers, self.mla, self.gqa, self.others)
 
-    @property
+    @functools.cached_property
     def has_compressed_cache(self) -> bool:
         """Layers cache one entry for several tokens (DeepSeek V4), with their own kernels and cache format."""
         return any(isinstance(layers.kind, Compressed) for layers in self.stack)

@@ -127,6 +127,7 @@ def _possible_symptoms(engine: str, version: str, sm: str, model: str) -> tuple[
     return tuple(each for each in foreseeable if each.applies.covers(engine=engine, version=version, sm=sm))
 
 
+@functools.lru_cache(maxsize=4096)
 def version_in_range(version: str, wanted: str) -> bool:
     """True if a version lies in ">=0.24,<0.28". An unknown version counts as the newest: it meets no upper bound."""
     return in_versions(version, wanted) if version_numbers(version) else "<" not in wanted and "==" not in wanted

@@ -39,7 +39,6 @@ def choose_plan(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], con
     if box.engine_runtime(best.recipe.engine) == "embedded":
         runtime = replace(runtime, kind="embedded")
     memory_lines = load_engine(best.recipe.engine).memory_lines(best.deployment, best.memory)
-    step_lines = best.speed.explain_lines(best.streams, min(PROMPT_TOKENS, best.recipe.context))
     return Plan(
         recipe=replace(best.recipe, climb=climb, runtime=runtime),
         box=box.name,
@@ -55,7 +54,7 @@ def choose_plan(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], con
         ),
         alternatives=explain.list_alternatives(best, others),
         refused=explain.list_rejections(best, tried),
-        why=(*memory_lines, *step_lines),
+        why=(*memory_lines, *best.speed.explain_lines(best.streams, min(PROMPT_TOKENS, best.recipe.context))),
         answer_tok_s=round(best.score, 2),
         measured=best.speed.calibration_text,
         basis=best.speed.basis_text(),

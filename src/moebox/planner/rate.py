@@ -112,8 +112,7 @@ def rate_candidates(
     """Compute the memory of every candidate."""
     rated = []
     for candidate in candidates:
-        deployment = Deployment.from_parts(candidate.recipe, model, candidate.checkpoint, box)
-        memory = memory_of_deployment(deployment)
+        memory = memory_of_deployment(Deployment.from_parts(candidate.recipe, model, candidate.checkpoint, box))
         rated.append(RatedCandidate(box=box, model=model, candidate=candidate, memory=memory, constraints=constraints))
     return rated
 
