@@ -101,6 +101,8 @@ def _draw_values(before: str, seed: int, noise: float, fault: str) -> list[tuple
 
 class _Handler(BaseHTTPRequestHandler):
     server: ToyServer
+    protocol_version = "HTTP/1.1"  # connections are kept, as every engine keeps them
+    wbufsize = -1  # head and body in one packet
 
     def do_GET(self) -> None:
         models = {"data": [{"id": "toy", "max_model_len": 600, "owned_by": self.server.dialect}]}
@@ -199,6 +201,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(raw)))
         self.end_headers()
         self.wfile.write(raw)
+        self.wfile.flush()
 
     def log_message(self, *_: object) -> None:
         pass

@@ -1,6 +1,7 @@
 """Works out the answer to a question of the task families from its words alone."""
 
 import dataclasses
+import functools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -118,10 +119,15 @@ def _record(question: str, form: Any) -> str:
     return json.dumps(record if fits(record, schema) else least(schema), ensure_ascii=False)
 
 
+@functools.lru_cache(maxsize=512)  # the same tools are offered again and again
+def _validator(schema: str) -> Any:
+    return fastjsonschema.compile(json.loads(schema))
+
+
 def fits(value: Any, schema: Mapping[str, Any]) -> bool:
     """Whether a schema accepts the value."""
     try:
-        fastjsonschema.validate(dict(schema), value)
+        _validator(json.dumps(schema))(value)
     except fastjsonschema.JsonSchemaException:
         return False
     return True
