@@ -1,11 +1,13 @@
 """The command line as a person uses it, in a process of its own: for suites with real engines."""
 
 import contextlib
+import functools
 import io
 import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +64,15 @@ def call_main(*words: str, stdin: str = "") -> Done:
         stream.seek(0)
         texts.append(stream.read())
     return Done(code=code, out=texts[0], err=texts[1])
+
+
+@functools.cache
+def recipe_text(*words: str) -> str:
+    """The recipe that `moebox plan` writes for a box of --box: planned once for all tests that begin with it."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "recipe.toml")
+        call_main("plan", *words, "-o", str(path)).good()
+        return path.read_text(encoding="utf-8")
 
 
 def written(recipe: Recipe, folder: Path) -> Path:

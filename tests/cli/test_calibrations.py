@@ -11,6 +11,7 @@ from moebox.checkpoint import resolve_model
 from moebox.core.calibration import Calibration, calibrated_box, calibrated_layout, shape_id
 from moebox.core.recipe import Recipe
 from moebox.store import calibrations as store
+from tests.driving import recipe_text
 from tests.planner.test_measured import calibration, step
 
 BOX = "8x-h200"
@@ -24,10 +25,10 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
 
 
 @pytest.fixture
-def planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+def planned(tmp_path: Path) -> Path:
     """The recipe that plan writes for Kimi on eight H200."""
     path = tmp_path / "recipe.toml"
-    assert run(capsys, "plan", "kimi-k2.6", "--box", BOX, "-o", str(path))[0] == 0
+    path.write_text(recipe_text("kimi-k2.6", "--box", BOX))
     return path
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from moebox.cli import COMMANDS, main
 from moebox.cli.app import load_function
+from tests.driving import recipe_text
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
@@ -104,7 +105,7 @@ def test_a_closed_pipe_is_no_error():
 def recipe_of(tmp_path: Path, *words: str) -> str:
     """The file that `plan` writes."""
     path = tmp_path / "r.toml"
-    assert main(["plan", "kimi-k2.6", *words, "-o", str(path)]) == 0
+    path.write_text(recipe_text("kimi-k2.6", *words))
     return str(path)
 
 

@@ -7,20 +7,19 @@ from pathlib import Path
 import pytest
 
 from moebox.cli import main
+from tests.driving import recipe_text
 
 BOX = ["--box", "8x-rtx-pro-6000-server"]
 NUMBERS = r"does not fit on 8x-rtx-pro-6000-server: gpu\d needs ([\d.,]+) GB and has ([\d.,]+) GB"
 
 
 @pytest.fixture
-def too_large(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> str:
+def too_large(tmp_path: Path) -> str:
     """A recipe that fits, with half of its GPUs taken away."""
     path = tmp_path / "recipe.toml"
-    assert main(["plan", "kimi-k2.6", *BOX, "--engine", "vllm", "-o", str(path)]) == 0
-    text = path.read_text()
+    text = recipe_text("kimi-k2.6", *BOX, "--engine", "vllm")
     assert "tp = 8" in text
     path.write_text(re.sub(r"tp = 8", "tp = 4", text))
-    capsys.readouterr()
     return str(path)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from moebox.cli import main
+from tests.driving import recipe_text
 
 BOX = ["--box", "8x-rtx-pro-6000-server"]
 RIG = [*BOX, "--engine", "vllm", "--image", "community", "--checkpoint", "int4", "--tp", "8", "--kv", "fp8"]
@@ -253,6 +254,13 @@ def planned(tmp_path: Path, *words: str) -> str:
     return str(path)
 
 
+def copied(tmp_path: Path, *words: str) -> str:
+    """That file, for tests which do not look at what `plan` prints."""
+    path = tmp_path / "r.toml"
+    path.write_text(recipe_text(*words), encoding="utf-8")
+    return str(path)
+
+
 def test_a_recipes_own_context_and_slots_are_forecast(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The last row was of 32,768 tokens where the recipe serves 40,960, and its four slots were nowhere."""
     words = ["qwen3-235b", "--box", "4x-rtx-5090", "--ram", "256GiB", "--engine", "llama.cpp", "--concurrency", "4"]
@@ -271,7 +279,7 @@ def test_a_recipe_that_leaves_the_context_open_is_forecast_with_the_models(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its only row was of 0 tokens."""
-    path = planned(tmp_path, "qwen3-235b", "--box", "8x-h200")
+    path = copied(tmp_path, "qwen3-235b", "--box", "8x-h200")
     written = Path(path).read_text(encoding="utf-8")
     Path(path).write_text(re.sub("(?m)^context = .*$", "context = 0", written), encoding="utf-8")
     capsys.readouterr()
@@ -293,7 +301,7 @@ def test_a_recipe_that_cannot_be_meant_is_refused(
     command: str, was: str, is_: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What `up` refuses gave a traceback, a row of -4 streams, or a forecast without its draft."""
-    path = planned(tmp_path, "kimi-k2.6", "--box", "8x-h200", "--speculate", "eagle3")
+    path = copied(tmp_path, "kimi-k2.6", "--box", "8x-h200", "--speculate", "eagle3")
     text = Path(path).read_text(encoding="utf-8")
     assert was in text
     Path(path).write_text(text.replace(was, is_), encoding="utf-8")
@@ -308,7 +316,7 @@ def test_rows_beyond_the_recipes_context_are_reported(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """They looked like any other row, and the engine would refuse such a request."""
-    path = planned(tmp_path, "kimi-k2.6", "--box", "8x-h200")
+    path = copied(tmp_path, "kimi-k2.6", "--box", "8x-h200")
     capsys.readouterr()
 
     texts = [warning["text"] for warning in read_forecast(capsys, path, *words)["warnings"]]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from moebox.cli import main
+from tests.driving import recipe_text
 
 PRO = "8x-rtx-pro-6000-server"
 
@@ -18,11 +19,10 @@ def document(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     return found
 
 
-def written(tmp_path: Path, capsys: pytest.CaptureFixture[str], *words: str) -> Path:
+def written(tmp_path: Path, *words: str) -> Path:
     """The recipe file of a plan."""
     path = tmp_path / "recipe.toml"
-    assert main(["plan", *words, "-o", str(path)]) == 0
-    capsys.readouterr()
+    path.write_text(recipe_text(*words))
     return path
 
 
@@ -34,7 +34,7 @@ def set_version(recipe: Path, version: str) -> None:
 
 def test_up_dry_run_warns_of_a_version_without_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """DeepSeek-V4-Flash with vLLM 0.20.0 on SM120: no path existed before 0.25. The command is still printed."""
-    path = written(tmp_path, capsys, "deepseek-v4-flash", "--box", PRO, "--engine", "vllm")
+    path = written(tmp_path, "deepseek-v4-flash", "--box", PRO, "--engine", "vllm")
     set_version(path, "0.20.0")
     assert main(["up", str(path), "--dry-run"]) == 0
     output = capsys.readouterr()
@@ -82,7 +82,7 @@ def test_sglang_drafts_with_a_backend_for_plain_heads(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], box: str, backend: str
 ) -> None:
     """An EAGLE3 draft of a model with latent attention names its attention backend."""
-    path = written(tmp_path, capsys, "kimi-k2.6", "--box", box, "--engine", "sglang", "--speculate", "eagle3")
+    path = written(tmp_path, "kimi-k2.6", "--box", box, "--engine", "sglang", "--speculate", "eagle3")
     assert main(["render", str(path)]) == 0
     words = capsys.readouterr().out.split()
     assert words[words.index("--speculative-draft-attention-backend") + 1].strip("'\"") == backend
@@ -116,7 +116,7 @@ def test_a_version_that_is_none_is_named_in_the_plan_of_a_recipe(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A fork or nightly build is not the release: its rows are possible, not certain, and nothing fails."""
-    path = written(tmp_path, capsys, "deepseek-v4-flash", "--box", PRO, "--engine", "vllm")
+    path = written(tmp_path, "deepseek-v4-flash", "--box", PRO, "--engine", "vllm")
     set_version(path, "0.20.0+sm120")
     warnings = document(capsys, "up", str(path), "--dry-run")["warnings"]
     assert not [warning for warning in warnings if warning["severity"] == "fatal"]
@@ -124,7 +124,7 @@ def test_a_version_that_is_none_is_named_in_the_plan_of_a_recipe(
 
 def test_doctor_logs_reads_the_matrix_for_a_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With a run's recipe and box, what is known of that setup is named, even if its log shows no known line."""
-    path = written(tmp_path, capsys, "deepseek-v4-flash", "--box", PRO, "--engine", "vllm")
+    path = written(tmp_path, "deepseek-v4-flash", "--box", PRO, "--engine", "vllm")
     set_version(path, "0.20.0")
     (tmp_path / "engine.log").write_text("INFO nothing known in it\n")
     (tmp_path / "box.toml").write_text(f'name = "here"\ngpus = ["{PRO}"]\n')
@@ -134,7 +134,7 @@ def test_doctor_logs_reads_the_matrix_for_a_run_folder(tmp_path: Path, capsys: p
 
 def test_doctor_logs_does_not_advise_what_the_recipe_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A line whose remedy is `trust_remote_code = true` in a run that had it gives the next best advice."""
-    path = written(tmp_path, capsys, "kimi-k2.6", "--box", PRO, "--engine", "vllm")
+    path = written(tmp_path, "kimi-k2.6", "--box", PRO, "--engine", "vllm")
     (tmp_path / "engine.log").write_text("ValueError: please pass the argument `trust_remote_code=True` to allow it\n")
     assert "trust_remote_code = true" in path.read_text()
     assert main(["doctor", "logs", str(tmp_path), "--json"]) == 1
@@ -150,6 +150,6 @@ def test_climb_asks_the_matrix(tmp_path: Path, capsys: pytest.CaptureFixture[str
     from moebox.core.validation import read_recipe
     from moebox.flows.walk import startup_problem
 
-    path = written(tmp_path, capsys, "deepseek-v4-flash", "--box", PRO, "--engine", "vllm")
+    path = written(tmp_path, "deepseek-v4-flash", "--box", PRO, "--engine", "vllm")
     set_version(path, "0.20.0")
     assert "on sm120" in startup_problem(deploy(read_recipe(path)).on_box(detect.load_box(PRO)))
