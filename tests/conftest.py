@@ -5,6 +5,7 @@ The suite runs in several workers at once (pytest-xdist), so no test may count o
 
 import contextlib
 import gc
+import itertools
 import os
 import re
 import signal
@@ -44,6 +45,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 _ROOT = os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
 _FOLDERS = tempfile.TemporaryDirectory(prefix="moebox-tests-", dir=_ROOT)
 _SCRATCH = Path(_FOLDERS.name, "tmp")
+_NUMBERS = itertools.count(1)  # of tests without a folder of pytest's
 _CACHE = Path(__file__).resolve().parents[1] / ".pytest_cache" / "xdg"
 GPUS = os.environ.get("CUDA_VISIBLE_DEVICES")  # the caller's, for suites that need a GPU
 os.environ |= {
@@ -148,11 +150,18 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True)
-def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test has run and state folders of its own, and no key, proxy or Hub setting of the caller's."""
-    monkeypatch.setenv("MOEBOX_RUNS", str(tmp_path / "runs"))
-    monkeypatch.setenv("MOEBOX_STATE", str(tmp_path / "state"))
-    monkeypatch.setenv("MOEBOX_CALIBRATIONS", str(tmp_path / "calibrations"))
+def own_folders(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test has run and state folders of its own, and no key, proxy or Hub setting of the caller's.
+
+    They lie in the test's tmp_path. Most tests have none and write nothing: none is made for them.
+    """
+    if "tmp_path" in request.fixturenames:
+        home = str(request.getfixturevalue("tmp_path"))
+    else:
+        home = f"{_FOLDERS.name}/{next(_NUMBERS)}"
+    monkeypatch.setenv("MOEBOX_RUNS", f"{home}/runs")
+    monkeypatch.setenv("MOEBOX_STATE", f"{home}/state")
+    monkeypatch.setenv("MOEBOX_CALIBRATIONS", f"{home}/calibrations")
     # Keys of this test's endpoints are forgotten after it: every text would be searched for those of all tests before.
     monkeypatch.setattr(redact, "_known_keys", {*redact._known_keys})
     monkeypatch.setattr(redact, "_anywhere", redact._anywhere)
