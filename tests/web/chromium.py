@@ -163,6 +163,8 @@ def chromium() -> Iterator[Chromium]:
         flags = (
             *FLAGS,
             "--hide-scrollbars",
+            "--renderer-process-limit=1",  # a fresh page in a process that is there: the pages are all ours
+            "--disable-site-isolation-trials",
             "--remote-debugging-pipe",
             *(("--no-sandbox",) if os.geteuid() == 0 else ()),
         )
