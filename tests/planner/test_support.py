@@ -11,7 +11,7 @@ from moebox.core.recipe import Parallel, Recipe
 from moebox.engines import find_refusals
 from moebox.engines.engine import load_engine
 from moebox.engines.support import deployment_support
-from moebox.errors import MoeboxError
+from moebox.errors import DoesNotFit, MoeboxError
 from moebox.planner.choose import choose_plan
 from moebox.planner.constraints import Constraints
 from moebox.planner.speed import Speed
@@ -141,3 +141,10 @@ def test_a_flag_without_which_a_model_does_not_start_is_planned() -> None:
     assert any(reason.startswith("flags.block-size = 128: MiniMax-M3") for reason in plan.reasons)
     assert plan.memory.kv_tokens % 128 == 0
     assert {support.state for _, support in deployment_support(deploy(plan.recipe, place))} != {"no-start"}
+
+
+def test_a_lack_of_memory_is_not_blamed_on_a_flag_that_is_planned() -> None:
+    """MiniMax-M3 on two RTX PRO 6000: its weights do not fit, whatever the pages are."""
+    forms = catalogue.published_checkpoints("minimax-m3")
+    with pytest.raises(DoesNotFit, match=r"needs .* GB more on each GPU"):
+        choose_plan(box_with(2, "rtx-pro-6000"), catalogue.find_model("minimax-m3"), forms, Constraints(engine="vllm"))

@@ -98,7 +98,7 @@ def search_candidates(
         limited = replace(constraints, context=context)
         found = make_candidates(box, model, checkpoints, limited, possible_engines(box, constraints))
         rated = map(raise_utilization, rate_candidates(box, model, found, constraints))
-        tried = [*map(add_needed_flags, rated)]
+        tried = [add_needed_flags(each) if each.memory.fits else each for each in rated]
         return tried, [candidate for candidate in tried if candidate.is_viable]
 
     if constraints.context:

@@ -19,7 +19,7 @@ from moebox.planner.candidates import (
 )
 from moebox.planner.constraints import PARALLEL_SIZES, Constraints, hybrid_engines
 from moebox.planner.layouts import wanted_layouts
-from moebox.planner.rate import RatedCandidate, raise_utilization, rate_candidates
+from moebox.planner.rate import RatedCandidate, add_needed_flags, raise_utilization, rate_candidates
 from moebox.sizing.constants import kernel_page_bytes
 from moebox.sizing.layout import indivisible_layout, unsupported_layout
 from moebox.units import format_count, format_gb, format_gib
@@ -60,7 +60,7 @@ class FitQuery:
         for candidate in make_candidates(self.box, self.model, self.checkpoints, self.constraints, engines):
             for rated in rate_candidates(self.box, self.model, [candidate], self.constraints):
                 raised = raise_utilization(rated)
-                if raised.is_viable:
+                if raised.memory.fits and (raised := add_needed_flags(raised)).is_viable:
                     yield raised
 
     @property
@@ -81,7 +81,7 @@ def no_fit_error(
         layout = f"tp {constraints.tp or 1} × pp {constraints.pp or 1}{groups}"
         text = f"{layout} takes {least} GPUs and {box.name} has {available}"
         return BadInput(text, hint="smaller --tp, --pp or --dp, or none to let moebox choose")
-    fitting = [rated for rated in tried if rated.memory.fits] or tried
+    fitting = [rated for rated in tried if rated.memory.fits] or [*map(add_needed_flags, tried)]
     if all(rated.fatal_issue for rated in fitting):  # not memory: it would not start
         given = query.given_flags(BLOCKING)
         shown = " ".join(f"{flag} {getattr(constraints, field)}" for flag, field in given.items())

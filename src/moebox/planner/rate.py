@@ -99,7 +99,7 @@ class RatedCandidate:
 
 def add_needed_flags(rated: RatedCandidate) -> RatedCandidate:
     """The candidate with the flags without which it is known not to run, if flags are all that it lacks."""
-    if not rated.memory.fits or not rated.fatal_issue or not (rows := rows_cured_by_flags(rated.deployment)):
+    if not rated.fatal_issue or not (rows := rows_cured_by_flags(rated.deployment)):
         return rated
     recipe = with_settings(rated.recipe, {path: value for row in rows for path, value in row.change.items()})
     changed = replace(rated.candidate, recipe=recipe)
