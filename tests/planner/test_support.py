@@ -147,4 +147,6 @@ def test_a_lack_of_memory_is_not_blamed_on_a_flag_that_is_planned() -> None:
     """MiniMax-M3 on two RTX PRO 6000: its weights do not fit, whatever the pages are."""
     forms = catalogue.published_checkpoints("minimax-m3")
     with pytest.raises(DoesNotFit, match=r"needs .* GB more on each GPU"):
-        choose_plan(box_with(2, "rtx-pro-6000"), catalogue.find_model("minimax-m3"), forms, Constraints(engine="vllm"))
+        choose_plan(
+            box_with(2, "rtx-pro-6000-server"), catalogue.find_model("minimax-m3"), forms, Constraints(engine="vllm")
+        )
