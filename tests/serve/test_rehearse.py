@@ -98,6 +98,7 @@ def test_dummy_weights_are_asked_for_in_the_engines_own_flags(name: str, tmp_pat
     override = next(word for word in argv if word.startswith("{") and "num_hidden_layers" in word)
     assert json.loads(override) == {"text_config": {"num_hidden_layers": kept}}
     assert small.parallel == recipe.parallel
+    assert (small.env.get("VLLM_DEEP_GEMM_WARMUP") == "skip") == (recipe.engine == "vllm")
 
 
 def test_the_layers_kept_are_one_of_each_kind_and_one_per_stage() -> None:

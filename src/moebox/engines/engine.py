@@ -102,6 +102,7 @@ class Engine(Protocol):
 
     # Log, refusals and rehearsal.
     even_routing: Mapping[str, str] = EMPTY  # variables that distribute tokens evenly over experts
+    short_warmup: Mapping[str, str] = EMPTY  # variables that skip a warm-up which a rehearsal does not need
     dummy_flags: Mapping[str, Flag] = EMPTY  # flags that make it generate its weights; empty if it cannot
 
     @property

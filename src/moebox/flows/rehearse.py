@@ -115,11 +115,12 @@ def reduce_recipe(deployment: Deployment, dummy: Path, layers: int) -> tuple[Rec
         notes.append(f"the real quantisation: the generated GGUF is q4_0 ({size / 1e9:.1f} GB, sparse)")
         hybrid = keep_expert_layers(recipe.hybrid, kept)
         return dataclasses.replace(small, checkpoint=str(dummy), hybrid=hybrid), kept, tuple(notes)
-    flags = load_engine(recipe.engine).dummy_weight_flags(deployment, kept)
+    engine = load_engine(recipe.engine)
+    flags, env = engine.dummy_weight_flags(deployment, kept), {**engine.short_warmup, **recipe.env}
     if not flags:
         raise Unsupported(f"moebox does not know how {deployment.engine.title} starts without weights")
     weights = cut_model(deployment, kept) or small.checkpoint
-    small = dataclasses.replace(small, checkpoint=weights, flags={**recipe.flags, **flags})
+    small = dataclasses.replace(small, checkpoint=weights, flags={**recipe.flags, **flags}, env=env)
     if new := [text for text in fatal_texts(deployment.with_recipe(small)) if text not in fatal_texts(deployment)]:
         raise Unsupported(f"cannot rehearse {recipe.name}: {new[0]}")
     return small, kept, tuple(notes)

@@ -60,6 +60,7 @@ VARIABLES = {
 
 # Dummy weights route every token to the same few experts; this routes evenly, as real routers do on average (envs.py).
 EVEN_ROUTING = {"VLLM_MOE_ROUTING_SIMULATION_STRATEGY": "uniform_random"}
+SHORT_WARMUP = {"VLLM_DEEP_GEMM_WARMUP": "skip"}  # GLM-5 in FP8: 2,042 kernels, seconds each the first time
 DUMMY_FLAGS: dict[str, Flag] = {"load-format": "dummy"}
 
 TRITON = "TRITON_MLA"
@@ -147,6 +148,7 @@ class VllmEngine(Engine):
     default_max_seqs = 1024  # on GPUs of 70 GiB and more (engine/arg_utils.py)
     schedules_ahead = True  # asynchronous scheduling, the default since 0.14
     even_routing = EVEN_ROUTING
+    short_warmup = SHORT_WARMUP
     dummy_flags = DUMMY_FLAGS
 
     def arguments(self, deployment: Deployment, *, node: LaunchNode | None = None, host: str = "") -> list[Argument]:
