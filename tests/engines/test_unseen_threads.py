@@ -26,6 +26,7 @@ from .unseen import THREADS, judge, predicted_state, starts_as_predicted, starts
         ("11", 6),
         ("12", 20),
         ("13", 16),
+        ("14", 7),
     ],
 )
 def test_answers_to_threads_are_not_lost(batch: str, fewest: int) -> None:

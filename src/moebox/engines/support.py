@@ -18,7 +18,7 @@ from moebox.engines.flags import version_or_newest
 _RECENT: dict[int, tuple[Deployment, list[tuple[Setup, Support]]]] = {}
 MOST_RECENT = 512
 # Threads on setups that should start by the engine's checks, or its list of models: those that did, and all.
-BY_CHECKS, BY_LIST = (135, 183), (38, 68)
+BY_CHECKS, BY_LIST = (143, 198), (42, 75)
 MOST_POSSIBLE = 3  # rows under further conditions that are shown, the newest first
 
 
