@@ -64,7 +64,7 @@ def test_an_xid_that_the_table_does_not_list_is_a_finding() -> None:
     ("line", "symptom"),
     [
         ("ValueError: Model architectures ['OddMoe'] are not supported for now. Supported: []", "start-arch-unknown"),
-        ("llama_model_load: error loading model: unknown model architecture: 'odd'", "start-arch-unknown"),
+        ("llama_model_load: error loading model: unknown model architecture: 'odd'", "start-arch-unknown-gguf"),
         ("alloc_buffer: allocating 40112.00 MiB on device 0: cudaMalloc failed: out of memory", "oom-llama-buffer"),
         ("Bus error (core dumped)", "host-bus-error"),
         ("Illegal instruction (core dumped)", "host-cpu-instruction"),

@@ -104,7 +104,8 @@ def shortfall_error(query: FitQuery, tried: list[RatedCandidate]) -> DoesNotFit:
         where = "on the fullest GPU" if recipe.parallel.pp > 1 else "on each GPU"
     place = f"on {box.name}" if box.gpus else "here without a GPU"
     text = (
-        f"{model.title} does not fit {place}: the nearest ({recipe.engine}, {nearest.checkpoint.name}, "
+        f"{model.title} does not fit {place}: the nearest "
+        f"({registry.engine_display_name(recipe.engine)}, {nearest.checkpoint.name}, "
         f"{layout}{format_count(recipe.context)} tokens) needs {format_gb(nearest.memory.shortfall)} more {where}"
     )
     hint = "; ".join(itertools.islice(suggest_remedies(query, tried), MAX_REMEDIES)) or None
