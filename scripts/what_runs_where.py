@@ -49,7 +49,9 @@ def row_line(row: SupportRow) -> str:
     state = STATE_TEXT[row.state] + (f" (x{row.factor:g})" if row.factor else "")
     newest = max(row.evidence, key=lambda item: item.date)
     condition = condition.strip().replace("_", "\\_").replace("|", "/") or "–"
-    return f"| {engine} | {formats} | {condition} | {state} | [{newest.date}]({newest.url}) |"
+    is_link = newest.url.startswith("https://")
+    seen = f"[{newest.date}]({newest.url})" if is_link else f"{newest.date}: {newest.url}"
+    return f"| {engine} | {formats} | {condition} | {state} | {seen} |"
 
 
 def page() -> str:

@@ -158,3 +158,9 @@ def test_every_command_named_in_a_message_exists_with_its_options():
             wrong += [f"{path.name}: {line}" for option in given if option not in known]
 
     assert wrong == []
+
+
+def test_links_of_what_runs_where_are_addresses() -> None:
+    """Evidence that is no page (sources, our own boots) is named, not linked."""
+    text = (ROOT / "docs" / "what-runs-where.md").read_text()
+    assert [link for link in re.findall(r"\]\(([^)]*)\)", text) if not re.match(r"https://|[\w./#-]+$", link)] == []
