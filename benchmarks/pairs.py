@@ -111,8 +111,9 @@ def forecast_ms(
     """Milliseconds a token of one side, simulated."""
     run: dict[str, Any] = {"model": model, "engine": engine, "checkpoint": checkpoint, "box": box, "kv": "auto"}
     given = dict(word.split("=") for word in settings.split())
-    run |= {"flags": {name: given.pop(name) for name in ("moe-backend", "moe-runner-backend") if name in given}}
-    run |= {name: int(value) if name == "batched_tokens" else value for name, value in given.items()}
+    typed = {name: int(value) if value.isdigit() else value for name, value in given.items()}
+    flags = ("moe-backend", "moe-runner-backend", "max-prefill-tokens")
+    run |= {"flags": {name: typed.pop(name) for name in flags if name in typed}} | typed
     run |= {
         "tp": int(tp),
         "input": int(prompt),

@@ -1,5 +1,7 @@
 """Which requests are admitted and preempted, as the engines do it."""
 
+from dataclasses import replace
+
 from moebox.checkpoint import deploy
 from moebox.detect.declared import parse_box
 from moebox.planner.schedule import Scheduler, SchedulerRules, SimulatedRequest
@@ -53,3 +55,11 @@ def test_the_youngest_is_preempted_if_the_cache_is_full() -> None:
     assert finished(engine) == [0, 1]
     assert old.preemptions == 0
     assert young.preemptions >= 1
+
+
+def test_sglang_reads_no_more_prompt_tokens_in_a_step_than_its_limit() -> None:
+    """Pieces of 131,072 tokens are cut to 16,384 of all prompts, unless the flag allows more."""
+    recipe, box = replace(kimi(engine="sglang"), batched_tokens=131_072), parse_box("8x-b200")
+    assert Speed.for_deployment(deploy(recipe, box)).chunk_tokens == 16_384
+    recipe = replace(recipe, flags={"max-prefill-tokens": 32_768})
+    assert Speed.for_deployment(deploy(recipe, box)).chunk_tokens == 32_768

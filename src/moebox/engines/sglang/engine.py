@@ -205,18 +205,18 @@ class SglangEngine(Engine):
         return python_entry(recipe, program=("sglang", "serve"), module=("-m", MODULE))
 
     def step_tokens(self, recipe: Recipe, gpu: Gpu | None = None) -> int:
-        """Prompt tokens that one step may read: by default more on larger GPUs."""
-        return memory.chunk_and_batch(gpu, recipe)[0] if gpu else recipe.batched_tokens or TRAITS.step_tokens
+        """Prompt tokens that one step may read: a piece, larger on larger GPUs; max-prefill-tokens in all."""
+        most = recipe.flags.get("max-prefill-tokens")
+        chunk = memory.chunk_and_batch(gpu, recipe)[0] if gpu else recipe.batched_tokens or TRAITS.step_tokens
+        return min(chunk, most if isinstance(most, int) else 16384) if gpu else chunk
 
     def dummy_weight_flags(self, deployment: Deployment, layers: int) -> dict[str, Flag]:
         return {**DUMMY_FLAGS, "json-model-override-args": layer_override(deployment, layers)}
 
     def find_refusals(self, deployment: Deployment) -> list[PlanWarning]:
-        recipe = deployment.recipe
         found = [*super().find_refusals(deployment), *weight_format_refusals(deployment)]
-        found += bf16_cache_refusals(deployment)
-        found += small_tier_refusals(deployment, memory.memory_budget)
-        if recipe.speculate and recipe.parallel.dcp > 1:
+        found += [*bf16_cache_refusals(deployment), *small_tier_refusals(deployment, memory.memory_budget)]
+        if deployment.recipe.speculate and deployment.recipe.parallel.dcp > 1:
             text = "speculative decoding under DCP is not proven in SGLang"
             found.append(plan_warning("warning", text, "parallel.dcp = 1"))
         return found
