@@ -5,9 +5,11 @@ import pytest
 from moebox import codec
 from moebox.checkpoint import deploy
 from moebox.core.calibration import Boot
+from moebox.core.catalogue import table_rows
 from moebox.core.recipe import Parallel, Recipe
 from moebox.detect.declared import parse_box
 from moebox.planner.speed import Speed
+from moebox.planner.speed.attention import AttentionBackend, find_backends
 from moebox.planner.speed.step import GpuStep
 from tests.planner import rows
 from tests.planner.test_measured import H200
@@ -129,3 +131,15 @@ def test_unknown_links_are_assumed_and_stated() -> None:
     assert geforce.extra_us > workstation.extra_us == 0
     assert geforce.state.startswith("no peer access")
     assert "assumed" in workstation.state
+
+
+@pytest.mark.parametrize(
+    ("engine", "named", "kv"), [("sglang", "fa3", "bf16"), ("sglang", "triton", "fp8"), ("vllm", "flashinfer", "bf16")]
+)
+def test_a_named_backend_without_figures_on_a_gpu_is_between_those_on_others(engine: str, named: str, kv: str) -> None:
+    """On a GPU on which nobody timed it, it does not get the speed of the engine's default backend."""
+    recipe = rows.published().recipe_of(engine, "qwen3-235b", "fp8", kv=kv, flags={"attention-backend": named})
+    found = find_backends(recipe, "a generation of 2030", "Qwen3MoeForCausalLM")["gqa"]
+    timed = [row for row in table_rows(AttentionBackend, "attention", "backend") if (row.name, row.kv) == (named, kv)]
+    assert found.name == named
+    assert min(row.prompt for row in timed) <= found.prompt <= max(row.prompt for row in timed)

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from moebox.core import catalogue, families
 from moebox.core.recipe import Parallel, Recipe
 from moebox.engines import find_refusals
 from moebox.engines.engine import load_engine
-from moebox.engines.support import deployment_support
+from moebox.engines.support import deployment_support, failures_fixed_by_flags
 from moebox.errors import DoesNotFit, MoeboxError
 from moebox.planner.choose import choose_plan
 from moebox.planner.constraints import Constraints
@@ -150,3 +151,15 @@ def test_a_lack_of_memory_is_not_blamed_on_a_flag_that_is_planned() -> None:
         choose_plan(
             box_with(2, "rtx-pro-6000-server"), catalogue.find_model("minimax-m3"), forms, Constraints(engine="vllm")
         )
+
+
+def test_a_flag_that_the_recipe_sets_is_not_set_otherwise() -> None:
+    """Only what a recipe leaves open is filled in, also if its own value is false."""
+    model = catalogue.find_model("minimax-m3")
+    form = catalogue.published_checkpoints("minimax-m3")[0]
+    flags: tuple[dict[str, Any], ...] = ({}, {"block-size": 16}, {"block-size": False})
+    found = []
+    for each in flags:
+        recipe = Recipe(name="t", engine="vllm", model=model.name, checkpoint=form.name, served_name="t", flags=each)
+        found.append(len(failures_fixed_by_flags(deploy(recipe, box_with(8, "h200")))))
+    assert found == [1, 0, 0]

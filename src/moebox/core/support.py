@@ -67,8 +67,8 @@ def support_for(setup: Setup) -> Support:
     of_release = [match for match in matches if setup.fork and BUILD_KEYS.isdisjoint(match.row.settings)]
     if newer and (older := start_rules.release_rules(setup.engine, setup.version)):
         # A row of the earlier release alone may not hold; one of both, or of builds between them, does.
-        of_release = [*filter(lambda match: in_versions(older.release, match.row.versions), of_release)]
-        of_release = [*filter(lambda match: not in_versions(newer, match.row.versions), of_release)]
+        of_older = [match for match in of_release if in_versions(older.release, match.row.versions)]
+        of_release = [match for match in of_older if not in_versions(newer, match.row.versions)]
     own = [match for match in matches if match not in of_release]
     certain = [match for match in own if not match.conditions]
     standing = [match for match in certain if not any(_overrides(other.row, match.row) for other in certain)]

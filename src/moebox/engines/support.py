@@ -78,14 +78,14 @@ def estimated_slow_rows(deployment: Deployment) -> list[SupportRow]:
     return [row for row in found if row.state == "slow" and row.estimated]
 
 
-def rows_cured_by_flags(deployment: Deployment) -> list[SupportRow]:
-    """Certain failures whose fix is only flags or variables that the recipe leaves open."""
-    recipe, rows = (
-        deployment.recipe,
-        (match.row for _, each in deployment_support(deployment) for match in each.matches),
-    )
-    by_flags = (row for row in rows if row.change and all(path.startswith(("flags.", "env.")) for path in row.change))
-    return [row for row in by_flags if is_fatal(row) and not any(get_setting(recipe, path) for path in row.change)]
+def failures_fixed_by_flags(deployment: Deployment) -> list[SupportRow]:
+    """Certain failures whose fix is only flags or variables, which the recipe leaves open."""
+
+    def leaves_open(path: str) -> bool:
+        return path.startswith(("flags.", "env.")) and get_setting(deployment.recipe, path) is None
+
+    found = [match.row for _, support in deployment_support(deployment) for match in support.matches]
+    return [row for row in found if row.change and is_fatal(row) and all(map(leaves_open, row.change))]
 
 
 def is_fatal(row: SupportRow) -> bool:

@@ -13,7 +13,7 @@ from moebox.core.recipe import Recipe
 from moebox.core.setting import with_settings
 from moebox.core.support_matrix import SupportRow
 from moebox.engines import memory_budget
-from moebox.engines.support import rows_cured_by_flags
+from moebox.engines.support import failures_fixed_by_flags
 from moebox.planner.candidates import Candidate, limit_utilization
 from moebox.planner.constraints import Constraints
 from moebox.planner.speed import Speed
@@ -99,7 +99,7 @@ class RatedCandidate:
 
 def add_needed_flags(rated: RatedCandidate) -> RatedCandidate:
     """The candidate with the flags without which it is known not to run, if flags are all that it lacks."""
-    if not rated.fatal_issue or not (rows := rows_cured_by_flags(rated.deployment)):
+    if not rated.fatal_issue or not (rows := failures_fixed_by_flags(rated.deployment)):
         return rated
     recipe = with_settings(rated.recipe, {path: value for row in rows for path, value in row.change.items()})
     changed = replace(rated.candidate, recipe=recipe)

@@ -41,21 +41,22 @@ MOST_KINDS = 8  # of layers in a config's list; drafts' layers, as many at most,
 SMALL_FILE = 64 * 2**20  # tokenizers and code; weights are larger
 
 
-def layer_lists(config: MutableMapping[str, Any], layers: int) -> Iterator[tuple[MutableMapping[str, Any], str]]:
-    """Where a config.json has one entry a layer: lists such as layer_types, and patterns such as "MEM*"."""
+def layer_entries(config: MutableMapping[str, Any], layers: int) -> Iterator[tuple[MutableMapping[str, Any], str]]:
+    """Where a config.json counts its layers or has one entry for each: layer_types, patterns such as "MEM*"."""
     for key, value in config.items():
         if isinstance(value, dict) and key not in OTHER_PARTS:
-            yield from layer_lists(value, layers)
-        by_layer = isinstance(value, list) or key.endswith("pattern")
-        if by_layer and 0 <= len(value) - layers <= MOST_KINDS < layers and len({*map(str, value)}) <= MOST_KINDS:
+            yield from layer_entries(value, layers)
+        listed = value if isinstance(value, list) or (isinstance(value, str) and key.endswith("pattern")) else ()
+        by_layer = 0 <= len(listed) - layers <= MOST_KINDS < layers and len({*map(str, listed)}) <= MOST_KINDS
+        if by_layer or (key == "num_hidden_layers" and value == layers):
             yield config, key
 
 
 def layers_of_each_kind(deployment: Deployment) -> int:
     """How many layers there are until each kind that the config lists has occurred; 0 if it lists none."""
     total, config = deployment.model.layers, Path(deployment.weights_path).expanduser() / "config.json"
-    found = layer_lists(json.loads(codec.read_text(config)), total) if config.is_file() else ()
-    lists = [holder[key][:total] for holder, key in found]
+    found = layer_entries(json.loads(codec.read_text(config)), total) if config.is_file() else ()
+    lists = [holder[key][:total] for holder, key in found if not isinstance(holder[key], int)]
     return max((values.index(kind) + 1 for values in lists for kind in values), default=0)
 
 
@@ -68,9 +69,9 @@ def cut_model(deployment: Deployment, layers: int) -> str:
     if not (folder / "config.json").is_file():
         return ""
     config = json.loads(codec.read_text(folder / "config.json"))
-    for holder, key in [*layer_lists(config, total)]:
-        holder[key] = holder[key][:layers] + holder[key][total:]
-    config.get("text_config", config)["num_hidden_layers"] = layers
+    for holder, key in [*layer_entries(config, total)]:
+        value = holder[key]
+        holder[key] = layers if isinstance(value, int) else value[:layers] + value[total:]
     text = json.dumps(config)
     made = files.cache_home() / "moebox" / f"cut-{hashlib.sha256(f'{folder}{text}'.encode()).hexdigest()[:12]}"
     made.mkdir(parents=True, exist_ok=True)

@@ -66,6 +66,7 @@ ENTER_WITH_KEY = (
 
 # Dummy weights route every token to the same few experts; this routes evenly, as real routers do (environ.py).
 EVEN_ROUTING = {"SGLANG_SIMULATE_UNIFORM_EXPERTS": "1"}
+MOST_PREFILL = 16_384  # prompt tokens of all requests in a step by default (managers/schedule_policy.py)
 DUMMY_FLAGS: dict[str, Flag] = {"load-format": "dummy"}
 
 # deepseek_v4_memory_pool.py asserts a store of packed fp8 on every GPU; "auto" becomes fp8 (arg_groups/overrides.py).
@@ -206,9 +207,8 @@ class SglangEngine(Engine):
 
     def step_tokens(self, recipe: Recipe, gpu: Gpu | None = None) -> int:
         """Prompt tokens that one step may read: a piece, larger on larger GPUs; max-prefill-tokens in all."""
-        most = recipe.flags.get("max-prefill-tokens")
         chunk = memory.chunk_and_batch(gpu, recipe)[0] if gpu else recipe.batched_tokens or TRAITS.step_tokens
-        return min(chunk, most if isinstance(most, int) else 16384) if gpu else chunk
+        return min(chunk, int(str(recipe.flags.get("max-prefill-tokens") or MOST_PREFILL)))
 
     def dummy_weight_flags(self, deployment: Deployment, layers: int) -> dict[str, Flag]:
         return {**DUMMY_FLAGS, "json-model-override-args": layer_override(deployment, layers)}

@@ -3,7 +3,9 @@
 The rows are in `data/attention.toml`, from timings of the kernels alone.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from statistics import geometric_mean
 from typing import Literal
 
 from moebox.core.catalogue import table_rows
@@ -72,10 +74,14 @@ def find_backends(recipe: Recipe, generation: str, architecture: str) -> dict[At
         fits = generation in row.generations and row.engine in ("", recipe.engine) and row.kv in ("", kv)
         return old and fits and architecture in (row.architectures or (architecture,))
 
-    usable = sorted(
-        filter(applies, table_rows(AttentionBackend, "attention", "backend")), key=lambda row: not row.before
-    )
+    every = table_rows(AttentionBackend, "attention", "backend")
+    usable = sorted(filter(applies, every), key=lambda row: not row.before)
     found = {row.kind: row for row in reversed(usable) if row.name == named}
+    others = [row for row in every if (row.name, row.kind, row.engine, row.kv) == (named, "gqa", recipe.engine, kv)]
+    if others and "gqa" not in found:  # no figures on this GPU: between those on others
+        figures = zip(*map(attrgetter("bandwidth", "stream_ns", "prompt"), others), strict=True)
+        bandwidth, stream, prompt = map(geometric_mean, figures)
+        found["gqa"] = replace(others[0], bandwidth=bandwidth, stream_ns=stream, prompt=prompt)
     for default in filter(applies, table_rows(AttentionBackend, "attention", "default")):
         match = next((row for row in usable if (row.name, row.kind) == (default.name, default.kind)), UNKNOWN)
         found.setdefault(default.kind, match)
