@@ -139,6 +139,7 @@ def test_a_flag_without_which_a_model_does_not_start_is_planned() -> None:
     forms = catalogue.published_checkpoints("minimax-m3")
     plan = choose_plan(place, catalogue.find_model("minimax-m3"), forms, Constraints(engine="vllm"))
     assert plan.recipe.flags["block-size"] == 128
+    assert any("× 128)) × 128 ×" in line.formula for line in plan.why)
     assert any(reason.startswith("flags.block-size = 128: MiniMax-M3") for reason in plan.reasons)
     assert plan.memory.kv_tokens % 128 == 0
     assert {support.state for _, support in deployment_support(deploy(plan.recipe, place))} != {"no-start"}

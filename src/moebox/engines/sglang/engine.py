@@ -208,7 +208,8 @@ class SglangEngine(Engine):
     def step_tokens(self, recipe: Recipe, gpu: Gpu | None = None) -> int:
         """Prompt tokens that one step may read: a piece, larger on larger GPUs; max-prefill-tokens in all."""
         chunk = memory.chunk_and_batch(gpu, recipe)[0] if gpu else recipe.batched_tokens or TRAITS.step_tokens
-        return min(chunk, int(str(recipe.flags.get("max-prefill-tokens") or MOST_PREFILL)))
+        given = str(recipe.flags.get("max-prefill-tokens") or "")
+        return min(chunk, int(given) if given.isdecimal() else MOST_PREFILL)
 
     def dummy_weight_flags(self, deployment: Deployment, layers: int) -> dict[str, Flag]:
         return {**DUMMY_FLAGS, "json-model-override-args": layer_override(deployment, layers)}

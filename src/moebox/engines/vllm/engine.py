@@ -218,9 +218,6 @@ class VllmEngine(Engine):
         if model and model.has_compressed_cache and recipe.kv != "fp8" and not (has_bf16_rows or takes_auto):
             found.append(require_fp8_cache(COMPRESSED))
         found += _state_block_warnings(deployment)
-        if model is not None and model.architecture.startswith("Qwen4Exp") and recipe.parallel.pp > 1:
-            text = f"vLLM runs {model.title} in one pipeline stage only"
-            found.append(plan_warning("fatal", text, "parallel.pp = 1", "vLLM 0.32.0 model_executor/models/config.py"))
         if recipe.parallel.dcp > 1 and recipe.speculate and stock:
             text = "speculative decoding under DCP takes the prefill path: acceptance collapses past the first token"
             source = "https://github.com/vllm-project/vllm/issues/50391"

@@ -25,7 +25,7 @@ from moebox.engines.budget import (
     token_line,
     weight_lines,
 )
-from moebox.engines.vllm.pages import CachePages, find_cache_pages
+from moebox.engines.vllm.pages import CachePages, block_tokens, find_cache_pages
 from moebox.sizing import shards
 from moebox.sizing.constants import (
     GIB,
@@ -93,7 +93,7 @@ class VllmRanks:
 
     def cache_tokens(self, gpu: Gpu, stage: int) -> int:
         """Tokens that the cache of a GPU could hold, in whole blocks, over all ranks that divide it."""
-        needs, block = self.needs[stage], memory_constant("vllm", "block")
+        needs, block = self.needs[stage], block_tokens(self.recipe)
         left = max(0, self.utilized_bytes(gpu, stage) - needs.inside_bytes)
         if needs.pages:
             requests = left // needs.pages.block_bytes / needs.pages.request_blocks(self.rank_context)
@@ -250,7 +250,7 @@ def memory_lines(deployment: Deployment, memory: Memory) -> tuple[ArithmeticLine
     gpu, stage = fullest
     needs, visible, utilized = ranks.needs[stage], visible_bytes(gpu), ranks.utilized_bytes(gpu, stage)
     single, seqs, dcp = is_single_gpu(recipe), max_seqs(gpu, recipe), recipe.parallel.dcp
-    left, block = utilized - needs.inside_bytes, memory_constant("vllm", "block")
+    left, block = utilized - needs.inside_bytes, block_tokens(recipe)
     # One GPU alone has its own slack beside the norms.
     own = {"norms": norms_formula(checkpoint, slack_gib(recipe))} if single else {}
     workspace = "not this kernel"

@@ -18,7 +18,7 @@ from moebox.core.support_matrix import in_versions
 from moebox.sizing.kv import COMPRESSED_FP8_BYTES, entry_bytes
 from moebox.sizing.shards import NATIVE_METHODS
 
-BLOCK = 16  # tokens of a block if no state asks for more
+BLOCK = 16  # tokens of a block if neither a flag nor a state asks for more; 64 on the FlashMLA path
 MLA_ALIGNMENT = 128  # blocks of latent attention beside states are a multiple of it (platforms/interface.py:1075)
 COMPRESSED_BLOCK = 256  # tokens of a block of DeepSeek V4, the only size that its kernels take
 
@@ -47,6 +47,12 @@ class FixedPages:
     decoding: float  # of them, those that it keeps while it decodes
 
 
+def block_tokens(recipe: Recipe) -> int:
+    """Tokens of a cache block: by --block-size, or by default."""
+    given = str(recipe.flags.get("block-size") or "")
+    return int(given) if given.isdecimal() else BLOCK
+
+
 def find_cache_pages(model: Model, recipe: Recipe, stage_layers: int, step_tokens: int) -> CachePages | None:
     """Return the pages of a stage, or None if all layers cache the whole context."""
     tp, drafts, share = recipe.parallel.tp, recipe.draft_tokens, stage_layers / model.layers
@@ -68,7 +74,7 @@ def find_cache_pages(model: Model, recipe: Recipe, stage_layers: int, step_token
         return None
     if recipe.speculate and recipe.speculate.method in NATIVE_METHODS:
         full[max(full)] += 1  # the prediction layer caches as the others do
-    token, mla, base = max(full), model.mla, int(str(recipe.flags.get("block-size") or BLOCK))
+    token, mla, base = max(full), model.mla, block_tokens(recipe)
     packed = len(full) > 1 or (mla and mla.indexer)  # pages of several sizes lie behind each other in a block
     alignment = max(MLA_ALIGNMENT, base) if mla and states else base
     latent = entry_bytes(mla, recipe) if mla else token
