@@ -40,8 +40,16 @@ from moebox.detect.conditions import server_processes
 from moebox.detect.machine import detect_machine
 from moebox.flows.effort import ClimbEffort
 from moebox.flows.pace import WARM, SpeedRounds, measure_speed
-from moebox.flows.tune import Tuner
-from moebox.flows.tune_state import TUNE_FILE, Changes, TuneOptions, TuneState, combine_changes, halve_pool, single_key
+from moebox.flows.tune import HOPELESS, Tuner
+from moebox.flows.tune_state import (
+    TUNE_FILE,
+    Changes,
+    TuneOptions,
+    TuneState,
+    combine_changes,
+    halve_pool,
+    single_key,
+)
 from moebox.serve.guard import MARK
 from moebox.store import Run
 
@@ -137,7 +145,7 @@ def measure_grid(recipe: Recipe, grid: list[Changes], layers: int, given: argpar
     tuner = Tuner(
         recipe, run, effort, lambda kind, news: print(news, file=sys.stderr), detect_machine(), options=options
     )
-    tuner.update(layers=layers)
+    tuner.update(layers=layers, screened=tuple(row for row in tuner.state.screened if row.scores))  # the others: again
     found: dict[str, float] = {}
     with tuner.budget:
         for changes in grid:
@@ -203,20 +211,27 @@ def main() -> int:
     if len(deep) < len(grid):
         print(f"{len(shallow)} and {len(deep)} of {len(grid)} points measured; run it again to go on")
         return 1
-    base = shallow[json.dumps({})]
-    gains = {
-        single_key(path, value): math.log(shallow[json.dumps({path: value})] / base or 1e-9)
-        for path, values in settings.items()
-        for value in values
-    }
+    if failed := [key for key in shallow if not shallow[key] or not deep[key]]:
+        print(f"failed: {', '.join(failed)}; run it again to try them once more")
+        return 1
+
+    def gain(kept: Changes, path: str, value: Any) -> float:
+        changes = {**kept, path: value}
+        point = {name: changes[name] for name in settings if name in changes}
+        return math.log(shallow[json.dumps(point)] / shallow[json.dumps(kept)])
+
+    gains = {single_key(path, value): gain({}, path, value) for path, values in settings.items() for value in values}
+    kept = next(iter(combine_changes(settings, gains, width=1)), {})
+    others = [(path, value) for path, values in settings.items() for value in values if path not in kept]
+    others = [each for each in others if gains[single_key(*each)] > HOPELESS]
+    gains |= {single_key(path, value): gain(kept, path, value) for path, value in others}
     pool = combine_changes(settings, gains, width=given.combinations)
     while len(pool) > given.finalists:
         pool = halve_pool(pool, [shallow[json.dumps(changes)] for changes in pool], least=given.finalists)
     winner = max([{}, *pool], key=lambda changes: deep[json.dumps(changes)])
     best = max(deep.values())
-    good = [key for key in deep if deep[key] and shallow[key]]
-    ranks = rank_correlation([shallow[key] for key in good], [deep[key] for key in good])
-    print(f"points: {len(grid)}, failed: {len(grid) - len(good)}")
+    ranks = rank_correlation([shallow[key] for key in deep], [*deep.values()])
+    print(f"points: {len(grid)}")
     print(f"rank correlation of {given.shallow} and {given.deep} layers: {ranks:.3f}")
     print(f"winner: {winner or 'the start'}; best of the grid: {max(deep, key=lambda key: deep[key])}")
     print(f"gain over the start: {deep[json.dumps(winner)] / deep['{}'] - 1:+.1%}")

@@ -133,7 +133,7 @@ class Trials:
         else:
             write_tree(tree, ["+".join(filter(None, (self.shared, fault))) for fault in faults], prefix)
         recipe = dataclasses.replace(
-            phantom_recipe(name="ph", engine=self.engine, engine_version=f"{prefix}1", max_seqs=4, context=8192),
+            phantom_recipe(name="ph", engine=self.engine, engine_version=f"{prefix}1", max_seqs=4, context=2048),
             runtime=Runtime(),
             listen=Listen(port=preflight.find_free_port()),
         )

@@ -29,6 +29,7 @@ from moebox.flows.upgrade import (
     ProvenSide,
     UpgradeEffort,
     UpgradeResult,
+    decide_upgrade,
     parse_judges,
     speed_text,
     try_upgrade,
@@ -424,6 +425,25 @@ def test_the_headline_names_what_decided() -> None:
     assert "b2: right; decode" in dataclasses.replace(result, outcome="keep").headline
     sides = {"A": ProvenSide(marks={"alive": "pass"}), "B": ProvenSide()}
     assert dataclasses.replace(result, sides=sides).findings[-2:] == ["old: all checks passed", "new: not checked"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "outcome"),
+    [
+        (0.009, 0.077, "no difference"),  # two starts of the same llama.cpp
+        (0.03, 0.08, "keep"),
+        (-0.077, -0.009, "no difference"),
+        (-0.08, -0.03, "roll back"),
+        (-0.12, 0.01, "undecided"),
+    ],
+)
+def test_faster_is_what_exceeds_the_limit_that_slower_has(low: float, high: float, outcome: str) -> None:
+    """Two starts of one build differ by a little, so a small gain is no reason to keep a version."""
+    side = compare.MeasuredSide(name="A", answers_given=(), paces=(), acceptance=None)
+    gain = Gain(share=(low + high) / 2, low=low, high=high)
+    row = GainAtConcurrency(concurrency=1, a_tok_s=9, b_tok_s=9, a_ttft_ms=1, b_ttft_ms=1, gain=gain)
+    found = dataclasses.replace(compare.compare_sides(side, side), gains=(row,))
+    assert decide_upgrade(found, {"A": ProvenSide(), "B": ProvenSide()}, Judges())[0] == outcome
 
 
 def test_judges_are_parsed() -> None:

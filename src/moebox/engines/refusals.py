@@ -83,9 +83,6 @@ def common_refusals(deployment: Deployment) -> list[PlanWarning]:
     if box and 0 < available < recipe.parallel.gpu_count:
         text = f"it needs {recipe.parallel.gpu_count} GPUs and {box.name} has {available}"
         found.append(plan_warning("fatal", text))
-    if recipe.listen.port > engine.last_port:
-        text = f"{engine.title} also listens {max(engine.ports):,} ports above {recipe.listen.port}, beyond 65,535"
-        found.append(plan_warning("fatal", text, f"listen.port = {engine.last_port} or less"))
     return found
 
 

@@ -137,11 +137,12 @@ def support_text(deployment: Deployment) -> str:
     for setup, support in deployment_support(deployment):
         where = f"{deployment.engine.title} {setup.version} on {setup.gpu_title or 'a CPU'}"
         rows = [match.row for match in support.answers if match.row.state == support.state]
-        evidence = f" ({rows[0].source})" if rows else ""
+        state, evidence = STATE_TEXT[support.state], f" ({rows[0].source})" if rows else ""
         if support.state == "accepted":
-            started, count = BY_CHECKS if support.basis.startswith("its own checks") else BY_LIST
-            evidence = f" (no report; {support.basis}; {started} of {count} such setups in threads started)"
-        lines.append(f"{where}: {STATE_TEXT[support.state]}{evidence}")
+            by_checks = support.basis.startswith("its own checks")
+            started, count, state = (*BY_CHECKS, state) if by_checks else (*BY_LIST, "may start")
+            evidence = f" (no report; {started} of {count} such setups in threads started; {support.basis})"
+        lines.append(f"{where}: {state}{evidence}")
         if support.note:
             lines.append(support.note)
     return "; ".join(lines)

@@ -42,7 +42,6 @@ class MeasuredSide:
     answers_given: tuple[ServerAnswer, ...]
     paces: tuple[SpeedRounds, ...]
     acceptance: float | None  # of draft tokens, if the engine counts them
-    kv_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

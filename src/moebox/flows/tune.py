@@ -2,8 +2,8 @@
 
 1. The recipe is checked and measured as it is: the start.
 2. Every value of every setting is measured alone, with few layers and dummy weights if the engine can; those that the
-   forecast prefers first. The best combinations by the sum of gains are measured; the better half goes on with twice
-   the rounds, until few are left (successive halving).
+   forecast prefers first. What gains nothing alone is measured again beside those that do. The best combinations by
+   the sum of gains are measured; the better half goes on with twice the rounds, until few are left.
 3. These finalists are checked and measured with the whole model, and must keep the quality limit if there is one.
 4. The best of them must beat the start, measured in turn: A B B A.
 
@@ -52,7 +52,7 @@ from moebox.units import format_seconds
 from moebox.verify.options import CHECK_NAMES
 
 FORECAST_CONTEXT = 1024  # tokens; near the length of the measured streams
-HOPELESS = math.log(0.7)  # a forecast that is lower: nine of ten published rows lie within 30% of theirs
+HOPELESS = math.log(0.7)  # slower ones are left out; nine of ten published rows lie within 30% of their forecast
 SCREEN_ROUNDS = 2  # of a setting alone; twice as many at each later stage
 RESERVED = 4  # times the first trial: a finalist, and A B B A with three starts
 
@@ -119,7 +119,7 @@ class Tuner(TrialRunner):
         if self.best is None:
             return
         reserve = RESERVED * self.trials[0].seconds
-        gains = self.screen_alone(settings, reserve)
+        gains = self.screen_settings(settings, reserve)
         pool = tune_state.combine_changes(settings, gains, width=self.options.combinations)
         pool = self.halve(pool, reserve)[: self.options.finalists]
         self.try_finalists(pool)
@@ -181,20 +181,33 @@ class Tuner(TrialRunner):
                 return 0.0
         return math.log(rates[1] / rates[0]) if min(rates) > 0 else 0.0
 
-    def screen_alone(self, settings: dict[str, list[Flag]], reserve: float) -> dict[tuple[str, Any], float]:
-        """The logarithmic gain of each setting alone: measured, or forecast if a draft or the budget prevents that."""
+    def screen_settings(self, settings: dict[str, list[Flag]], reserve: float) -> dict[tuple[str, Any], float]:
+        """The logarithmic gain of each setting: measured, or forecast if a draft or the budget prevents that.
+
+        What gains nothing alone is measured beside those that do: with vLLM on an H200, asynchronous scheduling gained
+        nothing, and 18% once graphs of the batch were captured.
+        """
         singles = [(path, value) for path, values in settings.items() for value in values]
         gains = {tune_state.single_key(path, value): self.forecast_gain({path: value}) for path, value in singles}
         singles.sort(key=lambda single: -gains[tune_state.single_key(*single)])
         if not any(row.stage == 0 for row in self.state.screened):
             self.update(layers=self.find_layers())
-        base = self.screen({}, 0, reserve) if singles else None
+        self.screen_beside({}, singles, gains, reserve)
+        best = next(iter(tune_state.combine_changes(settings, gains, width=1)), {})
+        others = [each for each in singles if each[0] not in best and gains[tune_state.single_key(*each)] > HOPELESS]
+        self.screen_beside(best, others, gains, reserve)
+        return gains
+
+    def screen_beside(
+        self, kept: Changes, singles: list[tuple[str, Flag]], gains: dict[tuple[str, Any], float], reserve: float
+    ) -> None:
+        """Measure what each setting gains beside the changes that are kept, and write it into `gains`."""
+        base = self.screen(kept, 0, reserve) if singles else None
         for path, value in singles:
             has_draft = path.startswith("speculate") and self.state.layers > 0
-            row = None if has_draft or base is None or base.why else self.screen({path: value}, 0, reserve)
+            row = None if has_draft or base is None or base.why else self.screen({**kept, path: value}, 0, reserve)
             if row and base:
                 gains[tune_state.single_key(path, value)] = tune_state.log_gain(base, row)
-        return gains
 
     def halve(self, pool: list[Changes], reserve: float) -> list[Changes]:
         """Screen combinations in stages; the better half of each goes on with twice the rounds."""
@@ -329,13 +342,17 @@ class Tuner(TrialRunner):
         return replace(trial, gain=gain, kept=is_better, why=why, samples=samples[1], again=samples[2])
 
     def explain(self, winner: ClimbTrial, gains: dict[tuple[str, Any], float]) -> tuple[SettingGain, ...]:
-        """What each setting of the winner gained alone, and what it does."""
-        found = []
-        for path, value in tune_state.winner_changes(self.recipe, winner.recipe, [key for key, _ in gains]).items():
-            is_measured = any(row.changes == {path: value} and row.scores for row in self.state.screened)
-            layers = f"measured alone with {self.state.layers or 'all'} layers"
+        """What each setting of the winner gained, and what it does."""
+        found, rows = [], [row for row in self.state.screened if row.scores and not row.stage]
+        for path in dict.fromkeys(path for path, _ in gains):
+            value = current_value(winner.recipe, path)
+            if value == current_value(self.recipe, path):
+                continue
+            measured = [[*row.changes][:-1] for row in rows if [*row.changes.items()][-1:] == [(path, value)]]
             gain = math.expm1(gains.get(tune_state.single_key(path, value), 0.0))
-            source, why = layers if is_measured else "forecast", self.whys.get(path, "listed in the recipe")
+            layers = f"measured with {self.state.layers or 'all'} layers"
+            source = f"{layers}, other changes: {', '.join(measured[-1]) or 'none'}" if measured else "forecast"
+            why = self.whys.get(path, "listed in the recipe")
             found.append(SettingGain(path=path, value=value, gain=gain, source=source, why=why))
         return tuple(found)
 

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from moebox.core.recipe import Flag, Recipe
 from moebox.core.verdict import Gain
 from moebox.flows.pace import SpeedRounds, bracketing_gain
-from moebox.flows.settings import current_value, with_setting
+from moebox.flows.settings import with_setting
 from moebox.flows.trials import TrialRunner
 from moebox.flows.walk import ClimbTrial
 from moebox.report.charts import HEIGHT, WIDTH, ChartAxis, ChartSeries, draw_lines
@@ -42,7 +42,7 @@ Changes = dict[str, Any]  # recipe path -> value
 Single = tuple[str, Hashable]
 T = TypeVar("T")
 BEAM = 256  # combinations kept while settings are added one by one
-LEAST_GAIN = 0.01  # logarithm; what gains less alone is not combined: fewer changes are easier to keep
+LEAST_GAIN = 0.01  # logarithm; what gains less is not combined: fewer changes are easier to keep
 Goal = Literal["throughput", "latency", "efficiency"]
 STREAMS: dict[Goal, int] = {"throughput": 16, "latency": 1, "efficiency": 16}  # concurrent requests, unless set
 STOP_S = 20.0  # of the budget kept to stop an engine; at most a tenth of it
@@ -157,12 +157,6 @@ def change_settings(recipe: Recipe, changes: Changes) -> Recipe:
     return recipe
 
 
-def winner_changes(start: Recipe, winner: Recipe, paths: list[str]) -> Changes:
-    """The settings among `paths` in which two recipes differ, with the winner's values."""
-    values = {path: current_value(winner, path) for path in dict.fromkeys(paths)}
-    return {path: value for path, value in values.items() if value != current_value(start, path)}
-
-
 def log_gain(base: ScreenTrial, row: ScreenTrial) -> float:
     """The logarithm of the gain of the median; -inf if the settings failed."""
     if not row.scores or not base.scores:
@@ -177,7 +171,7 @@ def single_key(path: str, value: Flag) -> Single:
 def combine_changes(
     settings: Mapping[str, Sequence[Flag]], gains: Mapping[Single, float], *, width: int
 ) -> list[Changes]:
-    """The `width` combinations with the largest sum of gains (logarithms of each change alone), best first.
+    """The `width` combinations with the largest sum of gains (logarithms of each change), best first.
 
     Gains of settings seldom add up exactly; that is why the best combinations are measured.
     """

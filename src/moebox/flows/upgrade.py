@@ -312,7 +312,7 @@ def decide_upgrade(found: Comparison, sides: dict[str, ProvenSide], judges: Judg
     gone = [f"check {name} no longer fails" for name in _new_failures(new.marks, old.marks)]
     gone += [f"quirk gone: {quirk}" for quirk in old.quirks if quirk not in new.quirks]
     added = tuple(f"new quirk: {quirk}" for quirk in new.quirks if quirk not in old.quirks)
-    faster = [speed_text(row) for row in found.gains if row.gain and row.is_different and row.gain.low > 0]
+    faster = [speed_text(row) for row in found.gains if row.gain and row.gain.low > (judges.speed or 0.0)]
     unsure = [row for row in found.gains if row.gain and row.gain.low < -0.10]
     asked = found.answers
     if asked.same < asked.asked and not asked.right_a.passed and asked.right_a.trials:

@@ -102,5 +102,5 @@ def load_template(name: str) -> Any:
     environment.filters["assigned"] = lambda variable: quoting.bash_default(variable.name, variable.default)
     environment.filters["unit"] = quoting.escape_unit_value
     environment.filters["unit_word"] = lambda text: unit_argument((text,))
-    environment.filters["unit_text"] = quoting.escape_unit_text
+    environment.filters["unit_text"] = lambda text: str(text).replace("\\", "\\\\").replace("%", "%%")
     return environment.get_template(name)

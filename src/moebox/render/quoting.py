@@ -67,10 +67,6 @@ def escape_unit_value(text: object) -> str:
     return str(text).translate(_UNIT).replace(HOME, "%h")
 
 
-def escape_unit_text(text: object) -> str:
-    return str(text).replace("\\", "\\\\").replace("%", "%%")
-
-
 def quote_unit_word(text: str) -> str:
     """Quote a text as one word of ExecStart=, without anything for systemd to expand."""
     return quote_unit(text.replace("%", "%%").replace("$", "$$"))

@@ -3,7 +3,6 @@
 Every problem ends the job with a reason; nothing raises, and nothing waits without a limit.
 """
 
-import json
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -246,9 +245,3 @@ def extract_code_block(text: str) -> str:
     """The longest block of code in a reply, or all of it if there is no block."""
     blocks = _CODE.findall(text)
     return max(blocks, key=len) + "\n" if blocks else text
-
-
-def transcript_lines(system: str, work: AgentWork) -> str:
-    """Every message of the job as JSON lines."""
-    rows = [{"role": "system", "content": system}, *work.messages]
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

@@ -1,6 +1,7 @@
 """Runs many jobs: in parallel, within a budget, saved as each ends, resumable."""
 
 import contextlib
+import json
 import queue
 import threading
 import time
@@ -191,7 +192,8 @@ class _JobPool:
         )
         done = self.worker(job, limits, lambda turn: self.callbacks.put(partial(self.listener.on_turn, name, turn)))
         file = f"tasks/{job.id}.jsonl"
-        self.run.write_file(file, agent.transcript_lines(done.system, done.work))
+        rows = [{"role": "system", "content": done.system}, *done.work.messages]
+        self.run.write_file(file, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
         return score_job(job, done, seconds=time.monotonic() - began, transcript=file)
 
 

@@ -4,7 +4,6 @@ While a slider moves, only the last layout is rated for the new context and conc
 rests, every layout is searched.
 """
 
-import contextlib
 import functools
 import shlex
 from collections.abc import Mapping
@@ -137,12 +136,6 @@ def plan_fully(query: PlanQuery) -> PlanReply:
             _plans.pop(next(iter(_plans)), None)
         _plans[query] = plan_within(query, Constraints(goal=query.goal, bold=query.bold, engine=query.engine))
     return _plans[query]
-
-
-def plan_default() -> None:
-    """Plan the page's first query in advance."""
-    with contextlib.suppress(MoeboxError):
-        plan_fully(PlanQuery(box=default_box()))
 
 
 def is_cached(query: PlanQuery) -> bool:

@@ -1,5 +1,6 @@
 """Start the local page: one process, one socket, until interrupted."""
 
+import contextlib
 import ipaddress
 import os
 import socket
@@ -9,7 +10,7 @@ from pathlib import Path
 import uvicorn
 
 from moebox.core.traits import LAST_PORT
-from moebox.errors import BadInput, ExternalError, refuse_if, refuse_out_of_range
+from moebox.errors import BadInput, ExternalError, MoeboxError, refuse_if, refuse_out_of_range
 from moebox.store import runs_dir
 from moebox.web import planning
 from moebox.web.app import make_app
@@ -105,7 +106,8 @@ def prepare_server(
 ) -> tuple[uvicorn.Server, socket.socket, str]:
     """Prepare the server, its socket and the address to open; `file` is a Unix socket instead of host and port."""
     runs_dir(runs)  # raises if it is not a folder
-    planning.plan_default()
+    with contextlib.suppress(MoeboxError):
+        planning.plan_fully(planning.PlanQuery(box=planning.default_box()))  # the page's first one
     if file is not None:
         site, made = WebSite(runs=runs, token=""), listen_on_file(file)
         shown = f"unix:{file}"
