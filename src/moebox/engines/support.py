@@ -141,7 +141,9 @@ def support_text(deployment: Deployment) -> str:
         if support.state == "accepted":
             by_checks = support.basis.startswith("its own checks")
             started, count, state = (*BY_CHECKS, state) if by_checks else (*BY_LIST, "may start")
-            evidence = f" (no report; {started} of {count} such setups in threads started; {support.basis})"
+            good = known_to_run(setup)
+            other = f", but {good.engine} {good.versions} runs its architecture here" if good else ""
+            evidence = f" (no report{other}; {started} of {count} such setups started; {support.basis})"
         lines.append(f"{where}: {state}{evidence}")
         if support.note:
             lines.append(support.note)
