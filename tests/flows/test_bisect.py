@@ -3,15 +3,19 @@
 import dataclasses
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from moebox import codec
 from moebox.cli import main
-from moebox.core.engine_source import parse_source
-from moebox.core.recipe import Listen, Runtime
+from moebox.core.engine_source import EngineSource, parse_source
+from moebox.core.recipe import Listen, Recipe, Runtime
+from moebox.core.upgrade_result import GainAtConcurrency, Outcome, ProvenSide, UpgradeResult
+from moebox.detect import load_box
+from moebox.flows import bisect
 from moebox.flows.bisect import Bisection, issue_text, list_candidates
-from moebox.flows.upgrade import Judges
+from moebox.flows.upgrade import Judges, parse_judges
 from moebox.serve import installs
 from tests.embedded import phantom_recipe
 from tests.engines.test_toy import Install, installed  # noqa: F401  (a fixture)
@@ -59,6 +63,43 @@ def test_versions_that_cannot_be_tried_are_passed_over() -> None:
     """The first bad one that can be judged is the answer; those before it are suspects."""
     assert simulate(7, count=16, wrong=0.0, skipped={8, 9}, seed=0)[0] == "v7"
     assert simulate(8, count=16, wrong=0.0, skipped={8, 9}, seed=0)[0] == "v10"
+
+
+@pytest.mark.parametrize(
+    ("slow", "asked"), [("decode at 4", ((4,), False)), ("prefill", ((), True))], ids=["decode", "prompts"]
+)
+def test_only_the_load_at_which_the_bad_end_is_slower_is_measured(
+    slow: str, asked: tuple[tuple[int, ...], bool], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The bad end is measured at every load; what comes after it at the one that showed the loss."""
+    loads, efforts = {"decode at 1": (1, "decode"), "decode at 4": (4, "decode"), "prefill": (1, "prefill")}, []
+
+    def judge(good: Recipe, new: Recipe, names: tuple[str, str], *given: object, **more: Any) -> UpgradeResult:
+        efforts.append((more["effort"].compare.concurrency, more["effort"].prompts))
+        is_bad = int(new.engine_version) >= 7
+        gains = tuple(
+            GainAtConcurrency(
+                concurrency=streams, a_tok_s=9, b_tok_s=8 if is_bad and name == slow else 9, a_ttft_ms=1, b_ttft_ms=1,
+                gain=None, what=what,
+            )
+            for name, (streams, what) in loads.items()
+        )  # fmt: skip
+        outcome: Outcome = "roll back" if is_bad else "no difference"
+        sides = {"A": ProvenSide(), "B": ProvenSide()}
+        return UpgradeResult(name="ph", old="", new="", outcome=outcome, reasons=(), gains=gains, sides=sides)
+
+    def install(recipe: Recipe, source: EngineSource, **more: object) -> tuple[Recipe, str]:
+        return dataclasses.replace(recipe, engine_version=source.version), source.version
+
+    monkeypatch.setattr(bisect, "try_upgrade", judge)
+    monkeypatch.setattr(bisect, "with_engine", install)
+    ends = ("llama.cpp==1", "llama.cpp==9")
+    between = [f"llama.cpp=={number}" for number in range(2, 9)]
+    words = {"between": between, "box": load_box("8x-h200"), "notify": lambda text: None}
+    found = bisect.bisect_versions("ph", phantom_recipe(name="ph"), ends, parse_judges("speed"), **words)
+    assert found.first_bad == "llama.cpp==7"
+    assert efforts[0] == ((1, 4), True)
+    assert set(efforts[1:]) == {asked}
 
 
 @needs_cmake

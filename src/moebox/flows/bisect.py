@@ -1,8 +1,9 @@
 """Find the first bad version between a good and a bad one.
 
-Every candidate is judged against the good version like an upgrade, with as many rounds as its speed needs. What cannot
-be installed or started is skipped. The two neighbours at the end are judged again, so that one unlucky measurement does
-not point at the wrong version. The journal is in the run folder; the same command goes on with it.
+Every candidate is judged against the good version like an upgrade, with as many rounds as its speed needs, and only at
+the load at which the bad end is slower most. What cannot be installed or started is skipped. The two neighbours at the
+end are judged again, so that one unlucky measurement does not point at the wrong version. The journal is in the run
+folder; the same command goes on with it.
 """
 
 import contextlib
@@ -24,7 +25,6 @@ from moebox.core.recipe import Recipe
 from moebox.engines.flags import version_key
 from moebox.environment import chosen_environment
 from moebox.errors import AnswerIsNo, BadInput, ExternalError, MoeboxError, refuse_if
-from moebox.flows.compare import CompareEffort
 from moebox.flows.switch import paused_endpoint
 from moebox.flows.upgrade import Judges, UpgradeEffort, try_upgrade, with_engine
 from moebox.serve import installs
@@ -127,13 +127,20 @@ def bisect_versions(
                 raise
             return "skip", problem.message
         folder = run.make_folder(f"{run.id}-{sum(map(len, state.marks.values())):02d}")
-        effort = UpgradeEffort(compare=CompareEffort(rounds=6, most_rounds=24, seed=random.randrange(10**6)))
+        compare = dataclasses.replace(efforts[-1].compare, seed=random.randrange(10**6))
+        effort = dataclasses.replace(efforts[-1], compare=compare)
         result = try_upgrade(good, new, ("good", version), folder, judges=judges, effort=effort, box=box)
+        slowest = min(result.gains, key=lambda row: row.b_tok_s / row.a_tok_s, default=None)
+        if is_end and slowest:
+            loads = (slowest.concurrency,) * (slowest.what != "prefill")
+            compare = dataclasses.replace(compare, concurrency=loads)
+            efforts.append(dataclasses.replace(effort, compare=compare, prompts=not loads))
         if result.outcome in ("keep", "no difference"):
             return "good", ""
         is_bad = result.outcome == "roll back" and ("B" in result.sides or is_end)
         return "bad" if is_bad else "skip", result.reasons[0] if result.reasons else ""
 
+    efforts = [UpgradeEffort()]  # the last one counts
     good = install(candidates[0])
     with paused_endpoint(named, recipe, good, run):
         while version := state.next_version:

@@ -58,6 +58,7 @@ class UpgradeEffort:
     soak_concurrency: int = 8
     soak_silence_s: float = 60.0
     compare: CompareEffort = CompareEffort(rounds=6, most_rounds=24)
+    prompts: bool = True  # measure how fast they are read
 
 
 def parse_judges(text: str) -> Judges:
@@ -267,12 +268,13 @@ def try_upgrade(
 
 
 def _compare_sides(old: Recipe, new: Recipe, result: UpgradeResult, run: Run, trial: _Trial) -> UpgradeResult:
-    judges, compare = trial.judges, trial.effort.compare
-    compare = dataclasses.replace(compare, prompt_words=compare.prompt_words or prompt_words(old))
-    if judges.speed is None:
-        compare = dataclasses.replace(compare, concurrency=(), prompt_words=0)
-    if not judges.answers:
-        compare = dataclasses.replace(compare, questions=0)
+    judges, compare, is_timed = trial.judges, trial.effort.compare, trial.judges.speed is not None
+    compare = dataclasses.replace(
+        compare,
+        concurrency=compare.concurrency * is_timed,
+        prompt_words=(compare.prompt_words or prompt_words(old)) * (is_timed and trial.effort.prompts),
+        questions=compare.questions * judges.answers,
+    )
     together = fits_together(old, new)
     watch = ConditionsWatch()
     try:

@@ -90,15 +90,11 @@ def upgrade_results(document: Json) -> Json:
     return {**document, "rungs": [upgrade_check(check) if isinstance(check, dict) else check for check in checks]}
 
 
-def drop_described_box(document: Json) -> Json:
-    """Until November 2026 a recipe kept the box it was planned for as a free table; it is dropped."""
-    return {name: value for name, value in document.items() if name != "described"}
-
-
 UPGRADES: dict[type[Any], tuple[Callable[[Json], Json], ...]] = {
     CheckVerdict: (upgrade_check,),
     CheckResults: (upgrade_results,),
-    Recipe: (drop_described_box,),
+    # Until November 2026 a recipe kept the box it was planned for as a free table.
+    Recipe: (lambda document: {name: value for name, value in document.items() if name != "described"},),
 }
 
 

@@ -85,7 +85,7 @@ def live_view(run: Run) -> LiveView:
     record = records[0]
     engines, summary = state.live_run_folders(), summarize_record(record)
     engine = state.engine_writing_to(engines, run.path)
-    serving = bool(engine)
+    serving, newest = bool(engine), run.read_journal().entries[-MAX_EVENTS:]
     return LiveView(
         id=run.id,
         live=run.is_locked or serving,
@@ -102,7 +102,7 @@ def live_view(run: Run) -> LiveView:
         sections=(*trial_view.trial_sections(run), *make_sections(records, LIVE_SECTIONS)),
         log=tuple(log_lines(run, "engine.log")),
         output=tuple(log_lines(run, COMMAND_LOG)),
-        events=tuple(newest_events(run)),
+        events=tuple((format_time(row.time)[11:19], row.kind, event_text(row.event.data)) for row in reversed(newest)),
     )
 
 
@@ -177,12 +177,6 @@ def explain_line(line: str) -> str:
     """Cause and remedy of a known log line, or ""."""
     cause = search_pieces([line.encode() + b"\n"]).cause
     return f"{cause.cause} {cause.remedy}".strip() if cause else ""
-
-
-def newest_events(run: Run) -> list[tuple[str, str, str]]:
-    """The newest events first: time, kind, and the data that fits in a line."""
-    rows = run.read_journal().entries[-MAX_EVENTS:]
-    return [(format_time(entry.time)[11:19], entry.kind, event_text(entry.event.data)) for entry in reversed(rows)]
 
 
 def event_text(data: Json) -> str:

@@ -12,7 +12,6 @@ from moebox.cli.display import make_table
 from moebox.cli.flags import AsJson, Settings, Switch
 from moebox.cli.forecast_target import find_target
 from moebox.cli.output import exit_code, print_result, stderr_console, stdout_console
-from moebox.core.measure import Slo
 from moebox.core.setting import split_settings
 from moebox.errors import BadInput, DoesNotFit, refuse_if, refuse_out_of_range
 from moebox.fleet.cost import Prices
@@ -173,9 +172,11 @@ def plan_page(found: "FleetPlan", prices: Prices) -> "RenderableType":
     from rich.console import Group
     from rich.text import Text
 
-    question = found.question
+    question, slo = found.question, found.question.slo
     about = f" ({question.work.about})" if question.work.about else ""
-    title = f"{question.users:,} users, {found.workload}{about}; {slo_text(question.slo)}"
+    names = {"TTFT": slo.ttft_s, "TPOT": slo.tpot_s, "ITL": slo.itl_s, "E2E": slo.e2e_s}
+    limits = ", ".join(f"{name} ≤ {format_seconds(limit)}" for name, limit in names.items() if limit is not None)
+    title = f"{question.users:,} users, {found.workload}{about}; {limits} for {format_percent(slo.share)} of requests"
     rows = []
     for answer in found.answers:
         sized, outcome = answer.sized, answer.sized.outcome
@@ -204,12 +205,6 @@ def plan_page(found: "FleetPlan", prices: Prices) -> "RenderableType":
     note = f"\nSimulated: {format_seconds(question.seconds)} of virtual time a fleet, {question.policy} routing. "
     note += f"Speeds are forecasts: expect {low - 1:+.0%} to {high - 1:+.0%} ({bases or 'measured on these boxes'})."
     return Group(Text(title, style="bold"), Text(""), table, *map(Text, lines), Text(note, style="dim"))
-
-
-def slo_text(slo: Slo) -> str:
-    names = {"TTFT": slo.ttft_s, "TPOT": slo.tpot_s, "ITL": slo.itl_s, "E2E": slo.e2e_s}
-    limits = ", ".join(f"{name} ≤ {format_seconds(limit)}" for name, limit in names.items() if limit is not None)
-    return f"{limits} for {format_percent(slo.share)} of requests"
 
 
 def _size_lines(answer: "FleetAnswer", found: "FleetPlan") -> list[str]:
