@@ -24,8 +24,7 @@ def record_question(family: str, rng: random.Random, *, thinking: bool) -> Quest
     order = list(record)
     rng.shuffle(order)
     facts = " ".join(f"The {key} is {shown[key]}." for key in order)
-    names = " and ".join(filter(None, (", ".join(keys[:-1]), keys[-1])))
-    text = rng.choice(PROMPTS["json"]).format(keys=names, facts=facts)
+    text = rng.choice(PROMPTS["json"]).format(keys=vocabulary.join_words(keys), facts=facts)
     if len(record) == 1:
         text = text.replace("with the keys", "with the key")
     schema = {

@@ -58,6 +58,11 @@ def draw_number(rng: random.Random, *, digits: int | None = None) -> int:
     return rng.randrange(low, 10**size)
 
 
+def join_words(items: list[str]) -> str:
+    """Join as people write: "a, b and c"."""
+    return items[0] if len(items) == 1 else ", ".join(items[:-1]) + " and " + items[-1]
+
+
 def draw_sentence(rng: random.Random) -> str:
     """A sentence of filler, such as "The old farmer painted the blue boat near the harbour."."""
     who = f"{rng.choice(ADJECTIVES)} {rng.choice(PEOPLE)}"
