@@ -40,16 +40,8 @@ from moebox.detect.conditions import server_processes
 from moebox.detect.machine import detect_machine
 from moebox.flows.effort import ClimbEffort
 from moebox.flows.pace import WARM, SpeedRounds, measure_speed
-from moebox.flows.tune import HOPELESS, Tuner
-from moebox.flows.tune_state import (
-    TUNE_FILE,
-    Changes,
-    TuneOptions,
-    TuneState,
-    combine_changes,
-    halve_pool,
-    single_key,
-)
+from moebox.flows.tune import Tuner
+from moebox.flows.tune_state import TUNE_FILE, Changes, ScreenTrial, TuneOptions, TuneState, combine_changes
 from moebox.serve.guard import MARK
 from moebox.store import Run
 
@@ -145,7 +137,7 @@ def measure_grid(recipe: Recipe, grid: list[Changes], layers: int, given: argpar
     tuner = Tuner(
         recipe, run, effort, lambda kind, news: print(news, file=sys.stderr), detect_machine(), options=options
     )
-    tuner.update(layers=layers, screened=tuple(row for row in tuner.state.screened if row.scores))  # the others: again
+    tuner.update(layers=layers, screened=tuple(row for row in tuner.state.screened if row.scores))  # failed ones: again
     found: dict[str, float] = {}
     with tuner.budget:
         for changes in grid:
@@ -215,19 +207,22 @@ def main() -> int:
         print(f"failed: {', '.join(failed)}; run it again to try them once more")
         return 1
 
-    def gain(kept: Changes, path: str, value: Any) -> float:
-        changes = {**kept, path: value}
-        point = {name: changes[name] for name in settings if name in changes}
-        return math.log(shallow[json.dumps(point)] / shallow[json.dumps(kept)])
+    class Replay(Tuner):
+        """The search of `moebox tune` over measurements that are there."""
 
-    gains = {single_key(path, value): gain({}, path, value) for path, values in settings.items() for value in values}
-    kept = next(iter(combine_changes(settings, gains, width=1)), {})
-    others = [(path, value) for path, values in settings.items() for value in values if path not in kept]
-    others = [each for each in others if gains[single_key(*each)] > HOPELESS]
-    gains |= {single_key(path, value): gain(kept, path, value) for path, value in others}
-    pool = combine_changes(settings, gains, width=given.combinations)
-    while len(pool) > given.finalists:
-        pool = halve_pool(pool, [shallow[json.dumps(changes)] for changes in pool], least=given.finalists)
+        def screen(self, changes: Changes, stage: int, reserve: float) -> ScreenTrial:
+            point = {path: changes[path] for path in settings if path in changes}
+            return ScreenTrial(changes=changes, stage=stage, scores=(shallow[json.dumps(point)],))
+
+        def forecast_gain(self, changes: Changes) -> float:
+            return 0.0
+
+    options = TuneOptions(combinations=given.combinations, finalists=given.finalists)
+    folder = Path(given.out) / "replay"
+    folder.mkdir(exist_ok=True)
+    replay = Replay(recipe, Run(folder), ClimbEffort(), lambda kind, news: None, None, options=options)
+    pool = combine_changes(settings, replay.screen_settings(settings, 0.0), width=given.combinations)
+    pool = [{path: changes[path] for path in settings if path in changes} for changes in replay.halve(pool, 0.0)]
     winner = max([{}, *pool], key=lambda changes: deep[json.dumps(changes)])
     best = max(deep.values())
     ranks = rank_correlation([shallow[key] for key in deep], [*deep.values()])

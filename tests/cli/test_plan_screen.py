@@ -59,7 +59,7 @@ def test_the_answer_fits_one_screen(words: str, capsys: pytest.CaptureFixture[st
     assert re.search(r"expect -\d+% to \+\d+%", " ".join(screen.split()))
     assert len(re.findall(r"^[!·✗] ", screen, re.MULTILINE)) <= 3
     assert re.search(r"^  starts  \S+ [\w.-]+: (runs|should start|may start) \(", screen, re.MULTILINE)
-    assert ("no report" in screen) == ("moebox rehearse recipe.toml tries it" in screen)
+    assert ("no report" in screen) == ("`moebox rehearse` tries the recipe" in screen)
     assert next_command(screen).startswith("moebox plan ")
     assert [line for line in lines if len(line) > 80 and "moebox" not in line] == []
 

@@ -12,6 +12,7 @@ from moebox.cli import main
 from moebox.core.engine_source import EngineSource, parse_source
 from moebox.core.recipe import Listen, Recipe, Runtime
 from moebox.core.upgrade_result import GainAtConcurrency, Outcome, ProvenSide, UpgradeResult
+from moebox.core.verdict import Gain
 from moebox.detect import load_box
 from moebox.flows import bisect
 from moebox.flows.bisect import Bisection, issue_text, list_candidates
@@ -79,8 +80,8 @@ def test_only_the_load_at_which_the_bad_end_is_slower_is_measured(
         is_bad = int(new.engine_version) >= 7
         gains = tuple(
             GainAtConcurrency(
-                concurrency=streams, a_tok_s=9, b_tok_s=8 if is_bad and name == slow else 9, a_ttft_ms=1, b_ttft_ms=1,
-                gain=None, what=what,
+                concurrency=streams, a_tok_s=9, b_tok_s=8, a_ttft_ms=1, b_ttft_ms=1, what=what,
+                gain=Gain(share=-0.1, low=-0.12, high=-0.08) if is_bad and name == slow else None,
             )
             for name, (streams, what) in loads.items()
         )  # fmt: skip

@@ -70,13 +70,8 @@ def answer(plan: Plan, model: Model, steps: NextSteps, *, width: int) -> Assessm
     checkpoint = deploy(plan.recipe).checkpoint
     if known := find_divergence(checkpoint):
         cells.append(AssessmentCell(name="quality", text=f"{checkpoint.quant}: {known.summary(checkpoint)}"))
-    support = "".join(line.removeprefix("support: ") for line in plan.reasons if line.startswith("support: "))
-    text = re.sub(" on [^:(]+:", ":", re.sub("(?<=setups started);[^)]*", "", support))
-    text = textwrap.shorten(text, 2 * max(width - CELL_INDENT, 20) - 4, placeholder=" …")
-    tried = f"moebox rehearse {shlex.quote(str(steps.saved or 'recipe.toml'))} tries it without the weights"
-    cells.append(
-        AssessmentCell(name="starts", text=text, detail=tried * bool(re.search(r"\(no report|: not known", text)))
-    )
+    trial = "" if plan.is_reported else "`moebox rehearse` tries the recipe without its weights"
+    cells.append(AssessmentCell(name="starts", text=plan.starts, detail=trial))
     order = list(SEVERITY_TONES)
     warnings = sorted(plan.warnings, key=lambda warning: order.index(warning.severity))
     for name, warning in zip(("notes", *[""] * (SHOWN_WARNINGS - 1)), warnings, strict=False):

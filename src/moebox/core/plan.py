@@ -126,6 +126,8 @@ class Plan:
     basis: str = ""  # the published rows behind the range of decoding
     tiers: str = ""  # what tiers below the KV cache hold, set or possible
     prompt_basis: str = ""  # the same of prompts
+    starts: str = ""  # what is known of its start, in short
+    is_reported: bool = True  # there is a report of such a setup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

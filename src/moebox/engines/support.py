@@ -131,11 +131,11 @@ def _warning(setup: Setup, row: SupportRow, severity: Literal["note", "warning",
     return PlanWarning(symptom=row.symptom, text=text, remedy=remedy, severity=severity, source=row.source)
 
 
-def support_text(deployment: Deployment) -> str:
-    """The state in one line for a plan's reasons: what is known, or that nothing is."""
+def support_text(deployment: Deployment, *, brief: bool = False) -> str:
+    """The state in one line: what is known, or that nothing is; `brief` leaves out the GPU and the engine's checks."""
     lines = []
     for setup, support in deployment_support(deployment):
-        where = f"{deployment.engine.title} {setup.version} on {setup.gpu_title or 'a CPU'}"
+        where = f"{deployment.engine.title} {setup.version}" + f" on {setup.gpu_title or 'a CPU'}" * (not brief)
         rows = [match.row for match in support.answers if match.row.state == support.state]
         state, evidence = STATE_TEXT[support.state], f" ({rows[0].source})" if rows else ""
         if support.state == "accepted":
@@ -143,8 +143,9 @@ def support_text(deployment: Deployment) -> str:
             started, count, state = (*BY_CHECKS, state) if by_checks else (*BY_LIST, "may start")
             good = known_to_run(setup)
             other = f", but {good.engine} {good.versions} runs its architecture here" if good else ""
-            evidence = f" (no report{other}; {started} of {count} such setups started; {support.basis})"
+            basis = f"; {support.basis}" * (not brief)
+            evidence = f" (no report{other}; {started} of {count} such setups started{basis})"
         lines.append(f"{where}: {state}{evidence}")
-        if support.note:
+        if support.note and not brief:
             lines.append(support.note)
     return "; ".join(lines)

@@ -130,7 +130,7 @@ def bisect_versions(
         compare = dataclasses.replace(efforts[-1].compare, seed=random.randrange(10**6))
         effort = dataclasses.replace(efforts[-1], compare=compare)
         result = try_upgrade(good, new, ("good", version), folder, judges=judges, effort=effort, box=box)
-        slowest = min(result.gains, key=lambda row: row.b_tok_s / row.a_tok_s, default=None)
+        slowest = min(result.gains, key=lambda row: row.gain.share if row.gain else 0.0, default=None)
         if is_end and slowest:
             loads = (slowest.concurrency,) * (slowest.what != "prefill")
             compare = dataclasses.replace(compare, concurrency=loads)

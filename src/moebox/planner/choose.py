@@ -7,6 +7,7 @@ from moebox.core.model import Checkpoint, Model
 from moebox.core.plan import Plan
 from moebox.core.recipe import Climb
 from moebox.engines.engine import load_engine
+from moebox.engines.support import deployment_support, support_text
 from moebox.errors import UnknownName, refuse_if
 from moebox.planner import explain, no_fit, prefer, warnings
 from moebox.planner.candidates import SHORTER_CONTEXTS, START_CONTEXT, make_candidates, make_draft, possible_engines
@@ -46,6 +47,8 @@ def choose_plan(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], con
         memory=best.memory,
         forecast=tuple(forecast_rows(best)),
         reasons=explain.explain_choice(best, others, tried, climb),
+        starts=support_text(best.deployment, brief=True),
+        is_reported=all(each.state not in ("accepted", "unknown") for _, each in deployment_support(best.deployment)),
         warnings=(
             *best.known_issues,
             *warnings.budget_warnings(best.deployment, best.memory, constraints.concurrency or 1),
