@@ -23,8 +23,7 @@ from moebox import detect
 from moebox.checkpoint import deploy
 from moebox.core.calibration import Boot, Calibration
 from moebox.core.recipe import Hybrid, Listen, Recipe, Runtime
-from moebox.flows.calibrate import BUDGET_S, Calibrator, TimeBudget, calibrate, deploy_for_calibration
-from moebox.flows.calibrate_recipe import BootDepth
+from moebox.flows.calibrate import BUDGET_S, Calibrator, calibrate, deploy_for_calibration
 from moebox.flows.rehearse import prefill_chunk
 from moebox.planner.depths import cut_layers
 from moebox.planner.speed import Speed
@@ -47,8 +46,8 @@ def measure_depth(
     notify: Notify = lambda line: None,
 ) -> Boot:
     """Time a single boot at the points of `known`, to check a calibration from other depths."""
-    work = Calibrator(deploy_for_calibration(recipe), run, TimeBudget(budget_s=budget_s), notify)
-    work.measure_boot(BootDepth(layers=layers), after=0, patience_s=PATIENCE_S, known=known)
+    work = Calibrator(deploy_for_calibration(recipe), run, budget_s, notify)
+    work.measure_boot(Boot(layers=layers), after=0, patience_s=PATIENCE_S, known=known)
     return work.done[0]
 
 
