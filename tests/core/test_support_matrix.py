@@ -88,7 +88,7 @@ def test_versions_are_compared_in_their_own_way_of_counting(version: str, wanted
 )
 def test_layouts(layout: str, parallel: Parallel, holds: bool) -> None:
     """A layout names sizes of the recipe's parallelism."""
-    assert layout_holds(layout, replace(RECIPE, parallel=parallel)) == holds
+    assert layout_holds(layout, parallel) == holds
 
 
 def test_deepseek_v4_flash_starts_on_sm120_from_025() -> None:
@@ -211,6 +211,16 @@ def test_a_condition_that_a_recipe_does_not_show_makes_a_row_possible_only() -> 
     assert support.state != "hangs"
 
 
+@pytest.mark.parametrize(("features", "state"), [((), "possible"), (("avx2",), "no-start"), (("avx2", "avx512f"), "")])
+def test_what_a_cpu_lacks_decides_a_row_if_it_is_known(features: tuple[str, ...], state: str) -> None:
+    """kt-kernel before 0.6.3 needs AVX-512; of a CPU that nobody looked at the row may hold."""
+    asked = setup("ktransformers", "0.6.2", "sm89", "glm-4.5-air")
+    found = support_for(replace(asked, cpu_features=features))
+    row = "kt-cpu-without-avx512"
+    assert ([match.row.state for match in found.matches if match.row.id == row] == [state]) == (state == "no-start")
+    assert (row in [match.row.id for match in found.possible]) == (state == "possible")
+
+
 def test_a_report_about_another_architecture_is_no_evidence_that_this_one_runs() -> None:
     """A row on all-reduce over four GPUs names no architecture: whether GLM-5.3-Flash runs is not known from it."""
     support = support_for(setup("vllm", "0.32.0", "sm120", "glm-5.3-flash", "awq", kv="fp8", parallel=Parallel(tp=4)))
@@ -237,7 +247,7 @@ def test_a_fork_is_not_the_release_it_is_named_after() -> None:
     stock = setup("vllm", "0.20.0", "sm120", "deepseek-v4-flash", kv="fp8", parallel=Parallel(tp=2))
     assert support_for(stock).state == "no-start"
     recipe = replace(stock.recipe, runtime=Runtime(kind="docker", image=image))
-    assert build_of(recipe, "vllm/vllm-openai:v{version}") == image
+    assert build_of(recipe.engine_version, recipe.runtime, "vllm/vllm-openai:v{version}") == image
     forked = support_for(replace(stock, recipe=recipe, fork=image))
     assert forked.state != "no-start"
     assert image in forked.note
@@ -259,7 +269,7 @@ def test_forks_and_nightly_builds_are_recognised(version: str, image: str, fork:
     """A build with its own suffix, a nightly or another image is not the release."""
     kind = "docker" if image else "native"
     recipe = replace(RECIPE, engine_version=version, runtime=Runtime(kind=kind, image=image))  # type: ignore[arg-type]
-    assert bool(build_of(recipe, "vllm/vllm-openai:v{version}")) == fork
+    assert bool(build_of(recipe.engine_version, recipe.runtime, "vllm/vllm-openai:v{version}")) == fork
 
 
 def test_a_version_that_is_none_has_no_rows_with_a_range() -> None:

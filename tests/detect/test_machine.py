@@ -23,7 +23,6 @@ from moebox.cli.box import box_panel, box_warnings
 from moebox.cli.ps import gpu_lines
 from moebox.core import catalogue
 from moebox.core.box import Box
-from moebox.core.gpu_list import used_gpus
 from moebox.core.plan import Memory
 from moebox.core.recipe import Recipe
 from moebox.detect import bundle, host, machine, nvml
@@ -312,8 +311,8 @@ def test_a_plan_is_made_for_the_gpus_that_are_visible(tmp_path: Path):
     assert box.name == "4x-rtx-pro-6000-server"
     recipe = choose_plan(box, *resolve_model("minimax-m2.7"), Constraints(tp=4)).recipe
     assert recipe.env["CUDA_VISIBLE_DEVICES"] == "4,5,6,7"
-    assert used_gpus(box, recipe) == (0, 1, 2, 3)
-    assert used_gpus(box, replace(recipe, env={"CUDA_VISIBLE_DEVICES": "7, 5,"})) == (3, 1)
+    assert recipe.used_gpus(box) == (0, 1, 2, 3)
+    assert replace(recipe, env={"CUDA_VISIBLE_DEVICES": "7, 5,"}).used_gpus(box) == (3, 1)
     assert {(link.a, link.b) for link in box.links if link.kind == "pix"} == {(0, 1), (2, 3)}
 
 

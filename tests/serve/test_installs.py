@@ -14,8 +14,10 @@ import pytest
 from moebox import codec, files
 from moebox.checkpoint import deploy
 from moebox.cli import main
+from moebox.core.box import Box, Cpu
 from moebox.core.engine_source import parse_source
 from moebox.core.recipe import Listen, Recipe, Runtime
+from moebox.engines.engine import load_engine
 from moebox.errors import BadInput
 from moebox.serve import installs
 from moebox.serve.install import install_engine
@@ -201,6 +203,14 @@ def test_a_build_of_a_commit_answers(tmp_path: Path, capsys: pytest.CaptureFixtu
     with engine_session(deploy(recipe), Run.create("built"), patience_s=60) as session:
         assert session.prepared.argv[0].endswith("/engines/llama.cpp-b1/bin/llama-server")
         assert session.is_alive
+
+
+def test_builds_for_amx_keep_the_tile_configuration() -> None:
+    """GCC before 13.3 drops stores that AMX intrinsics read, and llama.cpp then ends in an illegal instruction."""
+    for features in ((), ("avx2", "amx_tile")):
+        box = Box(name="x", cpu=Cpu(features=features))
+        (configure, *_) = load_engine("llama.cpp").build_commands("/src", "/out", box, 2)
+        assert any("-fno-dse" in word for word in configure) == bool(features)
 
 
 @needs_cmake

@@ -14,7 +14,7 @@ from typing import Literal
 
 from moebox import codec
 from moebox.core.model import Checkpoint, Model
-from moebox.core.recipe import Flag, Recipe
+from moebox.core.recipe import Flag, Parallel, Recipe, Runtime
 from moebox.core.support_settings import setting_holds
 from moebox.data import FOLDER
 from moebox.errors import BadInput, refuse_if
@@ -109,6 +109,7 @@ class Setup:
     ram: int = 0  # bytes; 0 if unknown
     driver: str = ""
     cuda: str = ""
+    cpu_features: tuple[str, ...] = ()
     rendered_flags: Callable[[], Mapping[str, str]] | None = None  # the flags of the launch, as the engine gets them
 
     @functools.cached_property
@@ -178,7 +179,10 @@ def _candidate_rows(
 
 def match_row(row: SupportRow, setup: Setup) -> Match | None:
     """The row with the conditions that stay open, or None if the setup does not meet one."""
-    if (row.kv and setup.kv not in row.kv) or (row.layout and not layout_holds(row.layout, setup.recipe)):
+    recipe = setup.recipe
+    if row.layout and not layout_holds(row.layout, recipe.parallel, recipe.gpus_per_node):
+        return None
+    if row.kv and setup.kv not in row.kv:
         return None
     open_conditions = []
     for key, wanted in row.settings.items():
@@ -190,11 +194,10 @@ def match_row(row: SupportRow, setup: Setup) -> Match | None:
     return Match(row=row, conditions=tuple(open_conditions))
 
 
-def layout_holds(layout: str, recipe: Recipe) -> bool:
+def layout_holds(layout: str, parallel: Parallel, gpus_per_node: int = 0) -> bool:
     """Whether a recipe is spread as "tp=8 ep", "nodes>1" or "tp=8 ep=8" describes."""
-    parallel = recipe.parallel
     sizes = {name: getattr(parallel, name) for name in ("tp", "pp", "dp", "dcp", "nodes")}
-    sizes |= {"gpus": max(parallel.gpu_count, recipe.gpus_per_node), "ep": parallel.tp * parallel.dp * parallel.ep}
+    sizes |= {"gpus": max(parallel.gpu_count, gpus_per_node), "ep": parallel.tp * parallel.dp * parallel.ep}
     for word in layout.split():
         match = re.fullmatch(r"([a-z]+)(?:(>=|<=|=|>|<)(\d+))?", word)
         if match is None or match[1] not in sizes:
@@ -248,17 +251,12 @@ def version_note(engine: str, version: str) -> str:
     return ""
 
 
-def build_of(recipe: Recipe, official_image: str) -> str:
+def build_of(version: str, runtime: Runtime, official_image: str) -> str:
     """The fork or nightly build that a recipe runs, or "" for the release of the version."""
-    image, version = recipe.runtime.image, recipe.engine_version
-    repository = official_image.partition(":")[0]
-    if recipe.runtime.preset:
-        return f"{recipe.runtime.preset} image"
-    if (
-        recipe.runtime.kind in ("docker", "podman")
-        and image
-        and image.partition("@")[0].partition(":")[0] != repository
-    ):
+    image, repository = runtime.image, official_image.partition(":")[0]
+    if runtime.preset:
+        return f"{runtime.preset} image"
+    if runtime.kind in ("docker", "podman") and image and image.partition("@")[0].partition(":")[0] != repository:
         return image
     if re.search(r"\+(?!cu\d+$|cpu$)|nightly|\.dev|g[0-9a-f]{7}", version) or "nightly" in image:
         return version or image

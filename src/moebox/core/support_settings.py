@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from moebox.core.recipe import Flag
-from moebox.core.setting import get_setting, setting_matches
+from moebox.core.setting import setting_matches
 
 if TYPE_CHECKING:
     from moebox.core.support_matrix import Setup
@@ -51,7 +51,7 @@ def setting_holds(key: str, wanted: Flag, setup: "Setup") -> bool | None:
     if key.startswith(("flags.", "env.")) and key not in FIELDS:
         return setting_matches(_flag_value(key, setup), text)
     if key in FIELDS:
-        value = get_setting(setup.recipe, FIELDS[key])
+        value = setup.recipe.get(FIELDS[key])
         if text == "< layers":
             return bool(setup.model and value is not None and value < setup.model.layers)
         return setting_matches(value, text)
@@ -60,7 +60,7 @@ def setting_holds(key: str, wanted: Flag, setup: "Setup") -> bool | None:
 
 def _flag_value(key: str, setup: "Setup") -> Any:
     """A flag or variable as the recipe sets it, or as the launch gets it."""
-    value = get_setting(setup.recipe, key)
+    value = setup.recipe.get(key)
     if value is None and key.startswith("flags.") and setup.rendered_flags:
         return setup.rendered_flags().get(key.removeprefix("flags."))
     return value
@@ -118,6 +118,12 @@ def _ram(wanted: str, setup: "Setup") -> bool | None:
     return setup.ram <= int(bound[1]) * GB * 1.1 if setup.ram and bound else None
 
 
+def _cpu(wanted: str, setup: "Setup") -> bool | None:
+    """Whether the CPU has a set of instructions ("amx_tile"), or lacks it ("no avx512f")."""
+    known, name = setup.cpu_features, wanted.removeprefix("no ")
+    return (name in known) == (name == wanted) if known else None
+
+
 def _version_holds(have: str, wanted: str) -> bool | None:
     """Whether a version of the host is "13.0" or "<575"; None if it or the bound is not known."""
     bound = re.fullmatch(r"(<)?([\d.]+)", wanted)
@@ -168,6 +174,7 @@ SPECIAL: dict[str, Callable[[str, "Setup"], bool | None]] = {
     "shared_experts": _shared_experts,
     "heads_per_rank": lambda text, setup: setting_matches(_attention_heads(setup) // setup.recipe.parallel.tp, text),
     "ram": _ram,
+    "cpu": _cpu,
     "cuda": lambda text, setup: _version_holds(setup.cuda, text),
     "driver": lambda text, setup: _version_holds(setup.driver, text),
     "gpus": lambda text, setup: (not setup.gpu) == (text == "0"),

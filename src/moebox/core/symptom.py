@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from moebox.core.catalogue import load_table, table_rows
 from moebox.core.recipe import Flag, Recipe
-from moebox.core.setting import get_setting, setting_matches
+from moebox.core.setting import setting_matches
 from moebox.core.support_matrix import in_versions, version_numbers
 
 SymptomKind = Literal["log", "host", "behaviour", "frame", "words"]
@@ -113,7 +113,7 @@ def predicted_symptoms(
         symptom
         for symptom in _possible_symptoms(engine, version, sm, model)
         if all(
-            any(setting_matches(get_setting(recipe, path), each) for each in wanted)
+            any(setting_matches(recipe.get(path), each) for each in wanted)
             for path, wanted in symptom.applies.settings.items()
         )
     )
@@ -177,7 +177,7 @@ def missing_changes(recipe: Recipe, change: Mapping[str, Flag]) -> dict[str, Fla
     """The settings of a change that the recipe does not have."""
 
     def has(path: str, wanted: Any) -> bool:
-        value = get_setting(recipe, path)
+        value = recipe.get(path)
         if isinstance(wanted, list | tuple):
             return set(wanted) <= set(value or ())
         return value is not None and (value == wanted or str(value).lower() == str(wanted).lower())

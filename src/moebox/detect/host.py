@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from moebox.core import registry
-from moebox.core.box import EMBEDDED, Cpu, Host
+from moebox.core.box import CPU_FEATURES, EMBEDDED, Cpu, Host
 from moebox.detect.limits import allowed_cpus, count_cores, cpu_quota
 from moebox.environment import chosen_environment
 from moebox.hub.client import hub_cache
@@ -40,6 +40,7 @@ def detect_cpu() -> Cpu:
         cores=min(count_cores(cpus), quota),
         threads=min(len(cpus), quota),
         numa_nodes=len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1,
+        features=tuple(name for name in CPU_FEATURES if re.search(rf"^flags\s*:.*\b{name}\b", info, re.MULTILINE)),
     )
 
 

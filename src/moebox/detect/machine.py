@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from moebox.core import catalogue
 from moebox.core.box import Box, Cpu
-from moebox.core.gpu_list import VISIBLE_DEVICES
+from moebox.core.recipe import VISIBLE_DEVICES
 from moebox.detect import host as hosts
 from moebox.detect import nvml
 from moebox.detect.limits import memory_share

@@ -10,17 +10,17 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 from moebox import codec, files
 from moebox.core import registry
-from moebox.core.box import Gpu
 from moebox.core.catalogue import load_table
 from moebox.core.engine_source import EngineSource, same_version
 from moebox.core.setting import flag_words
+from moebox.detect import load_box
 from moebox.engines.engine import load_engine
 from moebox.environment import chosen_environment
 from moebox.errors import ExternalError, NotInstalled, Unsupported, refuse_if
@@ -48,12 +48,10 @@ PACKAGE_OPTIONS = {
 Notify = Callable[[str], None]
 
 
-def install_engine(
-    source: EngineSource, *, tree: str = "", gpus: Sequence[Gpu] = (), notify: Notify = lambda text: None
-) -> InstalledEngine:
+def install_engine(source: EngineSource, *, tree: str = "", notify: Notify = lambda text: None) -> InstalledEngine:
     """Install a version, or return the installation that is there. Raise ExternalError with the reason if it fails.
 
-    `tree` is the source of a build: a folder, a git repository or its URL; `gpus` are those to build for.
+    `tree` is the source of a build: a folder, a git repository or its URL.
     """
     if known := installs.find_install(source.engine, source.version, (source.kind,)):
         if known.commit:  # its branch may have moved since
@@ -67,7 +65,7 @@ def install_engine(
         if source.kind == "package":
             found = installer.install_package()
         elif source.kind == "build":
-            found = installer.build(tree, gpus)
+            found = installer.build(tree)
         else:
             found = installer.pull_image()
         folder = installs.install_folder(found.engine, found.version)
@@ -143,9 +141,12 @@ class Installer:
                 script.write_bytes(script.read_bytes().replace(str(self.part).encode(), str(final).encode()))
         return InstalledEngine(engine=source.engine, version=version, kind="package", tool="uv" if uv else "pip")
 
-    def build(self, tree: str, gpus: Sequence[Gpu]) -> InstalledEngine:
-        """Build a commit or tag of a git repository, or a plain source tree; only what differs is compiled."""
-        source = self.source
+    def build(self, tree: str) -> InstalledEngine:
+        """Build a commit or tag of a git repository, or a plain source tree, for this machine.
+
+        Only what differs from the last build is compiled.
+        """
+        source, box = self.source, load_box()
         earlier = [each.source for each in installs.list_installs() if each.engine == source.engine and each.source]
         tree = tree or (earlier[-1] if earlier else "")
         refuse_if(not tree, f"{source}: which source tree?", hint=f"moebox engines install {source} DIR")
@@ -155,7 +156,7 @@ class Installer:
         refuse_if(not is_git and not Path(tree).is_dir(), text, hint="a folder, a git repository or its URL")
         tree = tree if remote else str(Path(tree).resolve())
         build_commands, jobs = load_engine(source.engine).build_commands, len(os.sched_getaffinity(0))
-        if not build_commands(tree, "", gpus, jobs):
+        if not build_commands(tree, "", box, jobs):
             raise Unsupported(f"moebox cannot build {source.engine}", hint=f"install it: {source.engine}==VERSION")
         with installs.build_folder(source.engine, tree, self.notify) as (work, lock):
             self.locks = (*self.locks, lock)
@@ -163,7 +164,7 @@ class Installer:
             (work / "build" / "CMakeCache.txt").unlink(missing_ok=True)  # defaults of another version's options
             files.remove_tree(work / "bin")
             (work / "bin").mkdir()
-            for argv in build_commands(str(work / "source") if is_git else tree, str(work), gpus, jobs):
+            for argv in build_commands(str(work / "source") if is_git else tree, str(work), box, jobs):
                 self.run(*argv)
             if not any((work / "bin").iterdir()):
                 raise ExternalError(f"{source} was not built: the build made no program", hint=f"log: {self.log}")

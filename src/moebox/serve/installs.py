@@ -24,7 +24,7 @@ from pathlib import Path
 from moebox import codec, files
 from moebox.core import registry
 from moebox.core.engine_source import EngineSource, SourceKind, parse_image, same_version
-from moebox.core.recipe import Recipe
+from moebox.core.recipe import Recipe, Runtime
 from moebox.environment import chosen_environment
 from moebox.errors import BadInput, ExternalError, UnknownName
 from moebox.serve import preflight, state
@@ -83,22 +83,21 @@ def find_install(engine: str, version: str, kinds: tuple[SourceKind, ...]) -> In
     return next(reversed(exact or alike), None)
 
 
-def with_installed_engine(recipe: Recipe) -> Recipe:
-    """The recipe with the environment, build or image of the version that it names, if moebox installed that.
+def installed_runtime(engine: str, version: str, runtime: Runtime) -> Runtime:
+    """The runtime with the environment, build or image of an engine's version, if moebox installed that.
 
     Without a version the newest installation is used if the engine is not on PATH. An interpreter, program or image
-    that the recipe names itself is kept.
+    that the runtime names itself is kept.
     """
-    runtime = recipe.runtime
-    program = registry.engine_traits(recipe.engine).program
+    program = registry.engine_traits(engine).program
     elsewhere = runtime.kind != "native" or (program and shutil.which(program[0]))
-    if runtime.python or runtime.entry or runtime.image or runtime.preset or (elsewhere and not recipe.engine_version):
-        return recipe
-    if runtime.kind == "native" and (found := find_install(recipe.engine, recipe.engine_version, ("package", "build"))):
-        return dataclasses.replace(recipe, runtime=dataclasses.replace(runtime, python=found.path))
-    if runtime.kind in CONTAINER_TOOLS and (found := find_install(recipe.engine, recipe.engine_version, ("image",))):
-        return dataclasses.replace(recipe, runtime=dataclasses.replace(runtime, image=found.image))
-    return recipe
+    if runtime.python or runtime.entry or runtime.image or runtime.preset or (elsewhere and not version):
+        return runtime
+    if runtime.kind == "native" and (found := find_install(engine, version, ("package", "build"))):
+        return dataclasses.replace(runtime, python=found.path)
+    if runtime.kind in CONTAINER_TOOLS and (found := find_install(engine, version, ("image",))):
+        return dataclasses.replace(runtime, image=found.image)
+    return runtime
 
 
 def find_unmanaged() -> list[InstalledEngine]:
