@@ -28,7 +28,7 @@ def test_pieces_concatenate(pieces: list[str]):
     answer = parse_chat_stream(stream_of(*({"content": piece} for piece in pieces)))
 
     assert answer.content == "".join(pieces)
-    assert [violation for violation in answer.violations if violation.kind != "style"] == []
+    assert [violation for violation in answer.violations if violation.kind != "reply-style"] == []
 
 
 def test_both_names_of_the_reasoning_field_are_read():

@@ -14,7 +14,8 @@ from moebox.phantom.question import Question
 from moebox.verify.client import ExchangeClient
 from moebox.verify.completions import ChatAnswer
 from moebox.verify.options import VerifyOptions
-from moebox.verify.trials import MAX_ATTRIBUTIONS, CheckSession, QuestionAttempt, TrialOutcome
+from moebox.verify.statistics import ModelFailure
+from moebox.verify.trials import MAX_ATTRIBUTIONS, CheckSession, QuestionAttempt
 
 from ..serving import live
 
@@ -80,16 +81,16 @@ def judge(question: Question, answer: ChatAnswer) -> str:
 def attribute(*script: tuple[str, ...], modes: Sequence[bool] = ()) -> tuple[list[str], list[bool]]:
     """Who each failed question of the script is attributed to, and the modes of the requests."""
 
-    async def ask(url: str) -> list[TrialOutcome]:
+    async def ask(url: str) -> list[str]:
         async with ExchangeClient(endpoint_from_url(url, "m")) as client:
-            attempt = QuestionAttempt(CheckSession(client, VerifyOptions(seed=1)), "secret", judge=judge)
+            attempt = QuestionAttempt(CheckSession(client, VerifyOptions(seed=1)), "secret", judge)
             return [await attempt(stream) for stream in modes or [False] * len(script)]
 
     with live(ScriptedServer([word for words in script for word in words])) as server:
-        outcomes = asyncio.run(ask(f"http://127.0.0.1:{server.server_address[1]}"))
+        reasons = asyncio.run(ask(f"http://127.0.0.1:{server.server_address[1]}"))
     assert server.words == []
-    assert all(outcome.reason == "answered wrong" for outcome in outcomes)
-    return [outcome.attributed_to for outcome in outcomes], server.modes
+    assert all(reason == "answered wrong" for reason in reasons)
+    return ["model" if isinstance(reason, ModelFailure) else "server" for reason in reasons], server.modes
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -138,7 +139,7 @@ def test_counts_keep_the_sides_apart():
     async def run(url: str) -> tuple[Failure, ...]:
         async with ExchangeClient(endpoint_from_url(url, "m")) as client:
             session = CheckSession(client, VerifyOptions(seed=1, trials=2, patience=1))
-            await session.run_trials("answer", QuestionAttempt(session, "secret", judge=judge))
+            await session.run_trials("answer", QuestionAttempt(session, "secret", judge))
             return session.failures.summarize()
 
     def sides(*script: tuple[str, ...]) -> dict[str, int]:

@@ -112,7 +112,7 @@ def test_a_server_that_hangs_ends_the_search(oracle: str, sent_before: int):
             for _ in range(1 + sent_before):
                 exchange = await session.post_chat(request)
             with contextlib.suppress(ProbeFailed):
-                session.read_answer(exchange, stream=True)
+                session.read_answer(exchange)
             return await explain_failure(session, CheckVerdict(name="streaming", verdict="fail")), session
 
     check, session = asyncio.run(explain())

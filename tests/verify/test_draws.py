@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebox.core.endpoint import endpoint_from_url
-from moebox.verify.checks.tool_arguments import MCP_TOOL, SHAPES, argument_problem
+from moebox.verify.checks.schemas import MCP_TOOL, SHAPES, argument_problem
 from moebox.verify.client import ExchangeClient
 from moebox.verify.options import VerifyOptions
 from moebox.verify.trials import CheckSession

@@ -14,17 +14,24 @@ from moebox.escape import one_line
 from moebox.verify.client import ExchangeClient
 from moebox.verify.options import VerifyOptions
 from moebox.verify.session import ProbeFailed, ReplyTime, late_reply
-from moebox.verify.statistics import FAILURE_KINDS, FailureCounts, build_failure, describe_failure, failure_mark
-from moebox.verify.trials import CheckSession, TrialOutcome
+from moebox.verify.statistics import (
+    FAILURE_KINDS,
+    FailureCounts,
+    ModelFailure,
+    build_failure,
+    describe_failure,
+    failure_mark,
+)
+from moebox.verify.trials import CheckSession
 
 
-def run(outcomes: Iterator[TrialOutcome], options: VerifyOptions) -> CheckSession:
+def run(outcomes: Iterator[str], options: VerifyOptions) -> CheckSession:
     """Run a series of trials with these outcomes; return the session with its counts."""
 
     async def series() -> CheckSession:
         session = CheckSession(ExchangeClient(endpoint_from_url("http://127.0.0.1:9", "m")), options)
 
-        async def attempt(stream: bool) -> TrialOutcome:
+        async def attempt(stream: bool) -> str:
             return next(outcomes)
 
         with contextlib.suppress(ProbeFailed):
@@ -34,8 +41,8 @@ def run(outcomes: Iterator[TrialOutcome], options: VerifyOptions) -> CheckSessio
     return asyncio.run(series())
 
 
-def outcomes(bad: Callable[[int], bool], side: str = "server") -> Iterator[TrialOutcome]:
-    return (TrialOutcome(reason="wrong" if bad(number) else "", attributed_to=side) for number in range(10_000))  # type: ignore[arg-type]
+def outcomes(bad: Callable[[int], bool], side: type[str] = str) -> Iterator[str]:
+    return (side("wrong" if bad(number) else "") for number in range(10_000))
 
 
 def test_without_a_failure_the_planned_trials_are_enough():
@@ -69,7 +76,9 @@ def test_one_failure_in_five_fails_before_the_budget_is_spent():
 
 def test_rare_model_failures_do_not_count_for_the_server():
     """They are kept with their own attribution."""
-    models, mine = run(outcomes(lambda number: number == 3, "model"), VerifyOptions(trials=12)).failures.summarize()
+    models, mine = run(
+        outcomes(lambda number: number == 3, ModelFailure), VerifyOptions(trials=12)
+    ).failures.summarize()
 
     assert (models.whose, models.seen, models.verdict) == ("model", 1, "pass")
     assert (mine.whose, mine.seen) == ("server", 0)
@@ -77,7 +86,7 @@ def test_rare_model_failures_do_not_count_for_the_server():
 
 def test_a_model_that_is_wrong_every_time_fails():
     """Damaged weights look like that, and so does a constant fault."""
-    found = run(outcomes(lambda number: True, "model"), VerifyOptions(trials=12)).failures.summarize()[0]
+    found = run(outcomes(lambda number: True, ModelFailure), VerifyOptions(trials=12)).failures.summarize()[0]
 
     assert (found.whose, found.verdict) == ("model", "fail")
     assert found.of <= 8

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebox.core.verdict import HttpExchange
-from moebox.verify.anthropic_api import parse_message as whole_message
-from moebox.verify.anthropic_api import parse_message_stream as streamed_message
 from moebox.verify.completions import implausible_usage, parse_chat_stream, parse_completion
+from moebox.verify.other_apis import parse_message
 
 Body = dict[str, Any]
 Change = Callable[[Any], Any]
@@ -274,7 +273,7 @@ TOOL = {"type": "tool_use", "id": "t1", "name": "f", "input": {}}
 USED: Body = MESSAGE | {"content": [TOOL], "stop_reason": "tool_use"}
 
 WRONG_MESSAGES: dict[str, tuple[Body, Change]] = {
-    "id is": (MESSAGE, lambda body: body.pop("id")),
+    "no id": (MESSAGE, lambda body: body.pop("id")),
     "type is": (MESSAGE, lambda body: body.pop("type")),
     "role is": (MESSAGE, lambda body: body.update(role="model")),
     "not a message": (MESSAGE, lambda body: body.update(content="Hello.")),
@@ -293,7 +292,7 @@ def test_a_message_that_breaks_its_form_is_named(says: str):
     """Anthropic's reply."""
     exchange = asked(json.dumps(bent(*WRONG_MESSAGES[says])))
 
-    assert any(says in breach.text for breach in whole_message(exchange).violations)
+    assert any(says in breach.text for breach in parse_message(exchange).violations)
 
 
 def events_of(*events: Body, names: bool = True) -> HttpExchange:
@@ -327,14 +326,14 @@ WRONG_EVENTS: dict[str, tuple[Body, ...]] = {
 @pytest.mark.parametrize("says", sorted(WRONG_EVENTS))
 def test_events_out_of_order_are_named(says: str):
     """Anthropic's stream."""
-    found = streamed_message(events_of(*WRONG_EVENTS[says]))
+    found = parse_message(events_of(*WRONG_EVENTS[says]))
 
     assert any(says in breach.text for breach in found.violations)
 
 
 def test_a_stream_that_never_starts_does_not_start_twice():
     """It was said to have more than one message_start."""
-    found = streamed_message(events_of(OPEN, TEXT, CLOSE, DELTA, STOP))
+    found = parse_message(events_of(OPEN, TEXT, CLOSE, DELTA, STOP))
 
     assert not [breach.text for breach in found.violations if "more than one" in breach.text]
 
@@ -342,11 +341,11 @@ def test_a_stream_that_never_starts_does_not_start_twice():
 def test_a_good_stream_of_events_passes():
     """With pings anywhere; without names it does not."""
     good = (START, PING, OPEN, TEXT, PING, CLOSE, DELTA, STOP)
-    found = streamed_message(events_of(*good))
+    found = parse_message(events_of(*good))
 
     assert found.violations == ()
     assert (found.content, found.finish_reason) == ("Hello.", "end_turn")
-    assert "an event called ''" in streamed_message(events_of(*good, names=False)).violations[0].text
+    assert "an event called ''" in parse_message(events_of(*good, names=False)).violations[0].text
 
 
 JSON = st.recursive(
@@ -363,9 +362,9 @@ KEYS = st.sampled_from(
 def test_no_message_however_odd_is_a_crash(bodies: list[Body]):
     """Any JSON where events or a message should be."""
     text = "".join(f"data: {json.dumps(body)}\n\n" for body in bodies)
-    streamed_message(asked(text))
+    parse_message(asked(text))
     for body in bodies:
-        whole_message(asked(json.dumps(body)))
+        parse_message(asked(json.dumps(body)))
         kinds = ("message_start", "content_block_start", "content_block_delta", "content_block_stop", "message_delta")
         events = [{**body, "type": kind} for kind in kinds]
-        streamed_message(events_of(*events))
+        parse_message(events_of(*events))

@@ -2,29 +2,28 @@
 
 import asyncio
 import contextlib
-import itertools
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 from moebox.core import catalogue
 from moebox.core.verdict import CheckVerdict, FaultCause, HttpExchange, Reproduction
 from moebox.redact import hide_known_keys
 from moebox.verify.client import HANGS, MachineLimit
-from moebox.verify.completions import ChatAnswer, implausible_usage, parse_chat_stream, parse_completion
-from moebox.verify.session import VIOLATION_FAILURES, ProbeFailed, ProbeSkipped, ServerSession, transport_problem
+from moebox.verify.completions import implausible_usage, parse_chat
+from moebox.verify.session import ProbeFailed, ProbeSkipped, ServerSession, transport_problem
 from moebox.verify.statistics import STREAMED, Suspect
-from moebox.verify.violations import object_of
+from moebox.verify.violations import ViolationKind, object_of
 
 MIN_SHARE = 0.1  # of a cause that is shown
 REPEATS = 3  # of the smallest request, to see how often it fails
 MAX_REDUCTIONS = 16  # requests that look for a smaller one
 EXPLAIN_S = 30.0  # for all of them: the time is taken from the other checks
-ANY_REPLY = ("transport", "template-leak", *VIOLATION_FAILURES.values())  # kinds that are read from any chat reply
+ANY_REPLY = ("transport", "template-leak", *get_args(ViolationKind))  # kinds that are read from any chat reply
 # What a request may do without: its answer is right or wrong as before, and takes no longer.
 NEUTRAL_FIELDS = (
     *("stream_options", "seed", "logprobs", "top_logprobs", "stop", "temperature", "parallel_tool_calls", "stream"),
@@ -80,14 +79,10 @@ async def explain_failure(session: ServerSession, check: CheckVerdict) -> CheckV
     found = None
     if suspects:
         can_judge = [each for each in suspects if each.judge or each.kind in ANY_REPLY] or suspects
-        smallest = min(can_judge, key=lambda each: (bool(object_of(each.exchange.request).get("stream")), each.size))
-        found = await _reproduce(session, smallest)
+        requests = [each.exchange.request for each in can_judge]  # a whole reply is simpler than a stream
+        sizes = [(bool(object_of(each).get("stream")), len(json.dumps(each, default=str))) for each in requests]
+        found = await _reproduce(session, can_judge[sizes.index(min(sizes))])
     return replace(check, causes=likely_causes(check), reproduction=found)
-
-
-def parse_chat(exchange: HttpExchange) -> ChatAnswer:
-    streamed = object_of(exchange.request).get("stream")
-    return parse_chat_stream(exchange) if streamed else parse_completion(exchange)
 
 
 def reply_problem(kind: str, exchange: HttpExchange) -> str:
@@ -95,7 +90,7 @@ def reply_problem(kind: str, exchange: HttpExchange) -> str:
     if problem := transport_problem(exchange):
         return problem if kind == "transport" else ""
     answer = parse_chat(exchange)
-    found = [each.text for each in answer.violations if VIOLATION_FAILURES[each.kind] == kind]
+    found = [each.text for each in answer.violations if each.kind == kind]
     if kind == "usage":
         found += filter(None, [implausible_usage(answer, exchange.request)])
     if kind == "template-leak" and answer.leaked_mark:
@@ -121,16 +116,22 @@ async def _reproduce(session: ServerSession, suspect: Suspect) -> Reproduction:
         reply = await session.post_within_limits(body)
         if reply.error.startswith(HANGS):
             raise TimeoutError
-        return _same_failure(judge_reply(reply), wanted)
+        reason = judge_reply(reply)
+        # The same words at the beginning; figures and quoted text differ from reply to reply
+        words = [re.split(r"[\d'\"«:{\[]", text, maxsplit=1)[0].strip() for text in (reason, wanted)]
+        return bool(reason) and words[0] == words[1]
 
     can_send = wanted and isinstance(request, dict) and exchange.url == session.chat_url
-    with contextlib.suppress(TimeoutError, MachineLimit):
-        async with asyncio.timeout(min(EXPLAIN_S, session.seconds_left)) as session.probe_timeout:
-            if can_send and not exchange.error.startswith(HANGS):
-                ways = _smaller_requests(request, keep_question=bool(suspect.judge))
-                for smaller in itertools.islice(ways, MAX_REDUCTIONS):
-                    if await still_fails(smaller(request)):
-                        request = smaller(request)
+    if can_send and not exchange.error.startswith(HANGS):
+        fields = [*NEUTRAL_FIELDS]
+        if not suspect.judge:  # any question shows it
+            fields += [*ANSWER_FIELDS, *["messages"] * (len(request.get("messages") or ()) - 1)]
+        with contextlib.suppress(TimeoutError, MachineLimit):
+            async with asyncio.timeout(min(EXPLAIN_S, session.seconds_left)) as session.probe_timeout:
+                for key in [each for each in fields if each in request][:MAX_REDUCTIONS]:
+                    without = {name: value for name, value in request.items() if name != key}
+                    smaller = {**request, key: request[key][1:]} if key == "messages" else without
+                    request = smaller if await still_fails(smaller) else request
                 for _ in range(REPEATS):
                     fails.append(await still_fails(request))
     session.probe_timeout = None
@@ -143,23 +144,6 @@ async def _reproduce(session: ServerSession, suspect: Suspect) -> Reproduction:
         reason=suspect.reason,
         curl=curl_command(exchange.method, exchange.url, request, has_key=bool(session.endpoint.key)),
     )
-
-
-def _smaller_requests(
-    request: dict[str, Any], *, keep_question: bool
-) -> Iterator[Callable[[dict[str, Any]], dict[str, Any]]]:
-    """Ways to make a request smaller, each applied to the smallest one so far."""
-    fields = NEUTRAL_FIELDS if keep_question else (*NEUTRAL_FIELDS, *ANSWER_FIELDS)
-    for key in filter(request.__contains__, fields):
-        yield lambda body, key=key: {name: body[name] for name in body if name != key}  # type: ignore[misc]
-    for _ in range(0 if keep_question else len(request.get("messages") or ()) - 1):
-        yield lambda body: {**body, "messages": body["messages"][1:]}
-
-
-def _same_failure(reason: str, other: str) -> bool:
-    """True if two reasons begin with the same words; figures and quoted text differ from reply to reply."""
-    first, second = (re.split(r"[\d'\"«:{\[]", text, maxsplit=1)[0].strip() for text in (reason, other))
-    return bool(reason) and first == second
 
 
 def curl_command(method: str, url: str, request: Any, *, has_key: bool) -> str:

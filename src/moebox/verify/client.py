@@ -8,8 +8,7 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import httpx2
@@ -36,19 +35,6 @@ STALLED_S = 0.3  # on a machine this busy no reply is called late
 SLACK_EVENTS = 64  # events beyond max_tokens of a correct stream: role, finish, usage, keep-alives
 
 StreamWatch = Callable[[bytes], str]  # sees each piece of a stream; returns the error that ends it, or ""
-
-
-@dataclass(frozen=True, slots=True)
-class _OutgoingRequest:
-    """One request, sent once or several times."""
-
-    method: str
-    url: str
-    body: Any = None
-    headers: dict[str, str] = field(default_factory=dict)
-    watch: StreamWatch | None = None
-    deadline_s: float | None = None
-    keep_alive: bool = False
 
 
 class StallDetector:
@@ -82,7 +68,7 @@ class ExchangeClient:
         self.deadline_s = deadline_s
         self.hang_count = 0  # requests without an end
         self.received = 0  # bytes of all replies, for the watch on a server that stands still
-        self.ends_at: float | None = None  # on the monotonic clock: when every exchange must be over
+        self.ends_at = math.inf  # on the monotonic clock: when every exchange must be over
         timeout = httpx2.Timeout(None, connect=CONNECT_S)  # the deadline bounds the rest
         # A connection for each request: llama.cpp closes idle ones after a while, which would look like a fault
         fresh = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
@@ -106,38 +92,22 @@ class ExchangeClient:
 
     async def get(self, url: str) -> HttpExchange:
         """GET, repeated while the server is busy."""
-        return await self._send_with_retries(_OutgoingRequest("GET", url))
+        return await self._send_with_retries("GET", url)
 
-    async def post(
-        self,
-        url: str,
-        body: Any,
-        *,
-        headers: dict[str, str] | None = None,
-        watch: StreamWatch | None = None,
-        deadline_s: float | None = None,
-        keep_alive: bool = False,
-    ) -> HttpExchange:
-        """POST `body` as JSON (bytes as they are), repeated while the server is busy.
-
-        With `keep_alive` all such requests share one connection.
-        """
-        return await self._send_with_retries(
-            _OutgoingRequest("POST", url, body, headers or {}, watch, deadline_s, keep_alive)
-        )
+    async def post(self, url: str, body: Any, **how: Any) -> HttpExchange:
+        """POST `body` as JSON (bytes as they are), repeated while the server is busy; see `_send_once`."""
+        return await self._send_with_retries("POST", url, body, **how)
 
     async def post_and_disconnect(self, url: str, body: Any, *, pieces: int = 2) -> HttpExchange:
         """POST a streaming request and disconnect after `pieces` pieces of the reply."""
         seen = itertools.count(1)
-        return await self._send_once(
-            _OutgoingRequest("POST", url, body, {}, lambda _: DISCONNECTED if next(seen) >= pieces else "")
-        )
+        return await self._send_once("POST", url, body, watch=lambda _: DISCONNECTED if next(seen) >= pieces else "")
 
-    async def _send_with_retries(self, outgoing: _OutgoingRequest) -> HttpExchange:
+    async def _send_with_retries(self, method: str, url: str, body: Any = None, **how: Any) -> HttpExchange:
         """Send; while the server is too busy, wait as long as it asks, within bounds, and send again."""
         for attempt in range(MAX_RETRIES + 1):
             away_s = self._awake.away_s
-            exchange = await self._send_once(outgoing)
+            exchange = await self._send_once(method, url, body, **how)
             if exchange.error and self._awake.away_s > away_s and attempt < MAX_RETRIES:
                 continue  # this machine slept: not a fault of the server
             if exchange.status not in (429, 503) or attempt == MAX_RETRIES or self._seconds_left() <= 0:
@@ -146,31 +116,36 @@ class ExchangeClient:
                 pause = float(exchange.headers.get("retry-after", ""))
             except ValueError:
                 pause = 0.5 * 2**attempt
-            pause = min(max(pause, 0.05), MAX_RETRY_AFTER_S)
-            await asyncio.sleep(max(0.0, min(pause, self._seconds_left())))
+            await asyncio.sleep(min(max(pause, 0.05), MAX_RETRY_AFTER_S, self._seconds_left()))
         if exchange.error.startswith("no end"):
             self.hang_count += 1  # a server that hangs once gets less time from then on
             self.deadline_s = min(self.deadline_s, max(10.0, self.deadline_s / 2))
         return exchange
 
     def _seconds_left(self) -> float:
-        return math.inf if self.ends_at is None else self.ends_at - time.monotonic()
+        return max(0.0, self.ends_at - time.monotonic())
 
-    async def _send_once(self, outgoing: _OutgoingRequest) -> HttpExchange:
+    async def _send_once(
+        self,
+        method: str,
+        url: str,
+        body: Any,
+        *,
+        headers: Mapping[str, str] = http.NO_HEADERS,
+        watch: StreamWatch | None = None,
+        deadline_s: float = math.inf,
+        keep_alive: bool = False,
+    ) -> HttpExchange:
+        """Send one request. With `keep_alive` all such requests share one connection."""
         began = time.monotonic()
-        body = outgoing.body
         raw = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-        headers = {**self.endpoint.headers, **outgoing.headers, **({"Content-Type": "application/json"} if raw else {})}
-        limits = (outgoing.deadline_s or self.deadline_s, self.deadline_s, self._seconds_left())
-        deadline_s = max(0.05, min(limits))
-        client = self._kept if outgoing.keep_alive else self._fresh
+        sent = {**self.endpoint.headers, **headers, **({"Content-Type": "application/json"} if raw else {})}
+        deadline_s = max(0.05, min(deadline_s, self.deadline_s, self._seconds_left()))
+        client = self._kept if keep_alive else self._fresh
         received = bytearray()
         status, reply_headers, first_s, gap_s, last, error = 0, {}, 0.0, 0.0, 0.0, ""
         try:
-            async with (
-                asyncio.timeout(deadline_s),
-                client.stream(outgoing.method, outgoing.url, content=raw, headers=headers) as response,
-            ):
+            async with asyncio.timeout(deadline_s), client.stream(method, url, content=raw, headers=sent) as response:
                 status, reply_headers = response.status_code, dict(response.headers)
                 async for piece in response.aiter_raw():
                     now = time.monotonic()
@@ -180,9 +155,7 @@ class ExchangeClient:
                     received += piece[:room]
                     if len(piece) > room:
                         error = f"too large: more than {MAX_BYTES:,} bytes"
-                    elif outgoing.watch:
-                        error = outgoing.watch(piece)
-                    if error:
+                    if error := error or (watch(piece) if watch else ""):
                         break
         except TimeoutError:
             error = f"{HANGS} {deadline_s:.3g} s"
@@ -194,12 +167,12 @@ class ExchangeClient:
                 seen = seen.__cause__ or seen.__context__
             if not isinstance(problem, httpx2.HTTPError):
                 raise
-            error = _transport_error(problem, outgoing.url)
+            error = _transport_error(problem, url)
         except (httpx2.InvalidURL, UnicodeError) as problem:
             error = f"not a valid URL: {problem}"
         return HttpExchange(
-            method=outgoing.method,
-            url=outgoing.url,
+            method=method,
+            url=url,
             request=body[:2000].decode(errors="replace") if isinstance(body, bytes) else body,
             status=status,
             headers={key.lower(): hide_known_keys(value)[:500] for key, value in reply_headers.items()},
@@ -222,9 +195,8 @@ def _transport_error(problem: httpx2.HTTPError, url: str) -> str:
         return text
     if isinstance(problem, httpx2.ConnectError):
         return f"cannot connect to {url}: {text}"
-    if isinstance(problem, httpx2.UnsupportedProtocol | httpx2.LocalProtocolError):
-        return f"not a valid URL: {text}"
-    return f"broken off: {text}"
+    invalid = isinstance(problem, httpx2.UnsupportedProtocol | httpx2.LocalProtocolError)
+    return f"not a valid URL: {text}" if invalid else f"broken off: {text}"
 
 
 def limit_events(max_tokens: int) -> StreamWatch:

@@ -1,9 +1,11 @@
 """OpenAI chat completions, whole or streamed, as one ChatAnswer with everything that violates the API."""
 
+import functools
 import json
 import math
 import re
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from moebox.core.verdict import HttpExchange
@@ -11,10 +13,10 @@ from moebox.loose import is_number
 from moebox.phantom.question import ModelReply, ToolCall
 from moebox.stream.sse import parse_events
 from moebox.verify.violations import (
+    SURROGATE,
+    ReplyReader,
+    UnreadableReply,
     Violation,
-    Violations,
-    check_header,
-    check_usage,
     is_count,
     is_text,
     object_of,
@@ -55,13 +57,10 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatAnswer:
+class ChatAnswer(ModelReply):
     """One answer. `violations` holds everything that is wrong with its format."""
 
     id: str = ""
-    content: str = ""
-    reasoning: str = ""
-    calls: tuple[ToolCall, ...] = ()
     finish_reason: str = ""
     usage: dict[str, object] = field(default_factory=dict)
     tokens: tuple[TokenLogprob, ...] = ()  # with logprobs only
@@ -70,11 +69,6 @@ class ChatAnswer:
     stream: bool = False
     violations: tuple[Violation, ...] = ()
     cached_tokens: int | None = None  # prompt tokens from the prefix cache; None if the server does not report them
-
-    @property
-    def reply(self) -> ModelReply:
-        """The part that the judges of questions read."""
-        return ModelReply(content=self.content, reasoning=self.reasoning, calls=self.calls)
 
     @property
     def logprobs(self) -> tuple[float, ...]:
@@ -114,87 +108,74 @@ def parse_cached_tokens(body: dict[str, object]) -> int | None:
     return value if is_count(value) else None
 
 
-def parse_completion(exchange: HttpExchange) -> ChatAnswer:
+def parse_reply(read: Callable[[ReplyReader], ChatAnswer]) -> Callable[[HttpExchange], ChatAnswer]:
+    """Make a parser of a function that reads a reply and notes its violations."""
+
+    @functools.wraps(read)
+    def parse(exchange: HttpExchange) -> ChatAnswer:
+        reply = ReplyReader(exchange)
+        try:
+            answer, fatal = read(reply), []
+        except UnreadableReply as problem:
+            answer, fatal = ChatAnswer(), [Violation("reply-format", str(problem), fatal=True)]
+        return replace(answer, violations=(*reply.found.values(), *fatal))
+
+    return parse
+
+
+def parse_chat(exchange: HttpExchange) -> ChatAnswer:
+    """Read the answer of a chat request, whole or streamed."""
+    return parse_chat_stream(exchange) if object_of(exchange.request).get("stream") else parse_completion(exchange)
+
+
+@parse_reply
+def parse_completion(reply: ReplyReader) -> ChatAnswer:
     """Read the answer of a request without `stream`."""
-    violations, request = Violations(), object_of(exchange.request)
-    try:
-        body = object_of(parse_strict_json(exchange.response))
-    except ValueError as problem:
-        return ChatAnswer(violations=(Violation("format", f"the answer is not JSON: {problem}", fatal=True),))
-    choices = body.get("choices")
-    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-        return ChatAnswer(violations=(Violation("format", "the answer has no choices", fatal=True),))
-    choice = choices[0]
-    number = len(objects_of(choices))
-    violations.require(number == 1, lambda: f"{number} choices, but one was requested")
-    check_header(violations, body, "chat.completion", text_of(request.get("model")))
-    index = choice.get("index")
-    violations.require(index == 0, lambda: f"the choice's index is {shorten(index)}, not 0")
-    message = choice.get("message")
+    body = reply.parse_body("chat completion", "choices")
+    choices = objects_of(body["choices"])
+    choice = choices[0] if choices else {}
+    index, message, finish = map(choice.get, ("index", "message", "finish_reason"))
+    reply.require(len(choices) == 1, "{} choices, but one was requested", len(choices))
+    reply.check_header(body, "created", object="chat.completion")
+    reply.require(index == 0, "the choice's index is {}, not 0", index)
     if not isinstance(message, dict):
-        violations.add("format", "the choice has no message", fatal=True)
-        return ChatAnswer(violations=violations.items)
-    calls = _check_message(violations, message)
-    finish = choice.get("finish_reason")
-    if is_text(finish):
-        check_finish_reason(violations, finish, bool(calls), request)
-    else:
-        violations.add("finish", f"finish_reason is {shorten(finish)}")
-    if violations.require(isinstance(body.get("usage"), dict), "the answer has no usage", "usage"):
-        check_usage(violations, object_of(body["usage"]))
+        raise UnreadableReply("the choice has no message")
+    role, content, listed = map(message.get, ("role", "content", "tool_calls"))
+    reply.require(role == "assistant", "the role is {}, not 'assistant'", role)
+    reply.require(content is None or isinstance(content, str), "content is {}, not a string", content)
+    text = text_of(content)
+    reply.require(not SURROGATE.search(text), "half a surrogate pair in the content")
+    reply.require(text.strip() not in NULL_WORDS, "the content is the word {}", text.strip(), kind="reply-style")
+    reply.require(listed is None or isinstance(listed, list), "tool_calls is {}, not a list", listed)
+    calls: list[ToolCall] = []
+    for item in objects_of(listed):
+        kind, function = item.get("type"), object_of(item.get("function"))
+        reply.require(kind == "function", "a tool call's type is {}, not 'function'", kind)
+        calls.append(reply.read_call(item.get("id"), function.get("name"), function.get("arguments")))
+    if reply.require(is_text(finish), "finish_reason is {}", finish, kind="finish"):
+        check_finish_reason(reply, text_of(finish), bool(calls))
+    if reply.require(isinstance(body.get("usage"), dict), "the answer has no usage", kind="usage"):
+        reply.check_usage(body["usage"])
     return ChatAnswer(
         id=text_of(body.get("id")),
-        content=text_of(message.get("content")),
+        content=text,
         reasoning=reasoning_text(message),
-        calls=calls,
+        calls=reply.check_ids(calls),
         finish_reason=text_of(finish),
         usage=object_of(body.get("usage")),
         tokens=tuple(parse_token_logprobs(choice)),
-        violations=violations.items,
         cached_tokens=parse_cached_tokens(body),
     )
 
 
-def _check_message(violations: Violations, message: dict[str, object]) -> tuple[ToolCall, ...]:
-    role, content, listed = message.get("role"), message.get("content"), message.get("tool_calls")
-    violations.require(role == "assistant", lambda: f"the role is {shorten(role)}, not 'assistant'")
-    is_content = content is None or isinstance(content, str)
-    violations.require(is_content, lambda: f"content is {shorten(content)}, not a string")
-    text = text_of(content)
-    violations.check_surrogates(text, "the content")
-    violations.require(text.strip() not in NULL_WORDS, lambda: f"the content is the word {text.strip()!r}", "style")
-    is_list = listed is None or isinstance(listed, list)
-    violations.require(is_list, lambda: f"tool_calls is {shorten(listed)}, not a list")
-    calls: list[ToolCall] = []
-    for item in objects_of(listed):
-        function = object_of(item.get("function"))
-        identity, kind, name = item.get("id"), item.get("type"), function.get("name")
-        violations.require(is_text(identity), f"a tool call's id is {shorten(identity)}")
-        violations.require(kind == "function", f"a tool call's type is {shorten(kind)}, not 'function'")
-        violations.require(is_text(name), f"a tool call's name is {shorten(name)}")
-        arguments = function.get("arguments")
-        if not isinstance(arguments, str):
-            violations.add("format", f"a tool call's arguments are {shorten(arguments)}, not a string")
-            arguments = json.dumps(arguments if arguments is not None else "")
-        calls.append(ToolCall(id=text_of(identity), name=text_of(name), arguments=arguments))
-    _check_unique_ids(violations, calls)
-    return tuple(calls)
-
-
-def _check_unique_ids(violations: Violations, calls: list[ToolCall]) -> None:
-    ids = [call.id for call in calls]
-    violations.require(len(set(ids)) == len(ids), lambda: f"two tool calls share an id: {', '.join(ids)[:80]}")
-
-
-def check_finish_reason(violations: Violations, finish: str, calls: bool, request: dict[str, object]) -> None:
+def check_finish_reason(reply: ReplyReader, finish: str, calls: bool) -> None:
     """`tool_calls` exactly if there are calls; OpenAI sends `stop` if a call was forced."""
-    violations.require(finish in FINISH_REASONS, lambda: f"finish_reason {finish!r} is not a documented one", "finish")
-    forced = request.get("tool_choice") not in (None, "auto", "none")
-    good = ("tool_calls", "stop") if forced else ("tool_calls",)
-    if calls and finish != "length":
-        violations.require(finish in good, lambda: f"finish_reason {finish!r} with a tool call", "finish")
-    if not calls:
-        violations.require(finish != "tool_calls", "finish_reason 'tool_calls' without a tool call", "finish")
+    reply.require(finish in FINISH_REASONS, "finish_reason {} is not a documented one", finish, kind="finish")
+    forced = reply.request.get("tool_choice") not in (None, "auto", "none")
+    good = ("tool_calls", "length", "stop") if forced else ("tool_calls", "length")
+    reply.require(not calls or finish in good, "finish_reason {} with a tool call", finish, kind="finish")
+    unfounded = finish == "tool_calls" and not calls
+    reply.require(not unfounded, "finish_reason 'tool_calls' without a tool call", kind="finish")
 
 
 def reasoning_text(message: dict[str, object]) -> str:
@@ -223,12 +204,12 @@ def parse_token_logprobs(choice: dict[str, object]) -> list[TokenLogprob]:
     return tokens
 
 
-def parse_chat_stream(exchange: HttpExchange) -> ChatAnswer:
+@parse_reply
+def parse_chat_stream(reply: ReplyReader) -> ChatAnswer:
     """Assemble the answer of a stream and check each chunk."""
-    stream = _ChatStream(object_of(exchange.request))
-    for _, data in parse_events(exchange.response):
-        if stream.done:
-            stream.violations.add("format", f"data after [DONE]: {shorten(data)}")
+    stream = _ChatStream(reply)
+    for _, data in parse_events(reply.exchange.response):
+        if not reply.require(not stream.done, "data after [DONE]: {}", data):
             break
         if data.strip() == "[DONE]":
             stream.done = True
@@ -236,14 +217,13 @@ def parse_chat_stream(exchange: HttpExchange) -> ChatAnswer:
         try:
             stream.add_chunk(parse_strict_json(data))
         except ValueError as problem:
-            stream.violations.add("format", f"a chunk is not JSON ({problem}): {shorten(data)}", fatal=True)
+            raise UnreadableReply(f"a chunk is not JSON ({problem}): {shorten(data)}") from None
     return stream.build_answer()
 
 
 class _ChatStream:
-    def __init__(self, request: dict[str, object]) -> None:
-        self.request = request
-        self.violations = Violations()
+    def __init__(self, reply: ReplyReader) -> None:
+        self.reply = reply
         self.content: list[str] = []
         self.reasoning: list[str] = []
         self.calls: dict[int, dict[str, str]] = {}
@@ -251,66 +231,56 @@ class _ChatStream:
         self.usage: dict[str, object] = {}
         self.tokens: list[TokenLogprob] = []
         self.ids: list[str] = []
-        self.roles = 0
-        self.chunks = 0
+        self.roles = self.chunks = 0
         self.in_order = True
         self.done = False
         self.cached_tokens: int | None = None
 
     def add_chunk(self, body: Any) -> None:
+        require = self.reply.require
         if not isinstance(body, dict):
-            self.violations.add("format", f"a chunk is not an object: {shorten(body)}", fatal=True)
-            return
+            raise UnreadableReply(f"a chunk is not an object: {shorten(body)}")
         if body.get("error"):
-            self.violations.add("format", f"an error inside the stream: {json.dumps(body['error'])[:200]}", fatal=True)
-            return
+            raise UnreadableReply(f"an error inside the stream: {json.dumps(body['error'])[:200]}")
         if body.get("choices") or body.get("usage"):  # Azure begins with a chunk of filter results and little else
-            check_header(self.violations, body, "chat.completion.chunk", text_of(self.request.get("model")))
-        if is_text(body.get("id")):
-            self.ids.append(body["id"])
+            self.reply.check_header(body, "created", object="chat.completion.chunk")
+        self.ids += filter(is_text, [body.get("id")])
         cached = parse_cached_tokens(body)
         self.cached_tokens = self.cached_tokens if cached is None else cached
         counts, listed = body.get("usage"), body.get("choices")
         if isinstance(counts, dict):
             before, now = self.usage.get("completion_tokens"), counts.get("completion_tokens")
-            if is_count(before) and is_count(now) and now < before:
-                self.violations.add("usage", f"usage counts down from {before} to {now} tokens")
+            grows = not (is_count(before) and is_count(now) and now < before)
+            require(grows, "usage counts down from {} to {} tokens", before, now, kind="usage")
             self.usage = counts
-        elif counts is not None:
-            self.violations.add("usage", f"usage is {shorten(counts)}")
-        if not self.violations.require(isinstance(listed, list), lambda: f"choices is {shorten(listed)}, not a list"):
-            return
+        require(isinstance(counts, dict | None), "usage is {}", counts, kind="usage")
+        require(isinstance(listed, list), "choices is {}, not a list", listed)
         choices = objects_of(listed)
-        self.violations.require(len(choices) < 2, lambda: f"{len(choices)} choices in a chunk, but one was requested")
+        require(len(choices) < 2, "{} choices in a chunk, but one was requested", len(choices))
         for choice in choices[:1]:
-            index, delta = choice.get("index"), choice.get("delta")
-            self.violations.require(index == 0, f"a choice's index is {index!r}, not 0")
-            if isinstance(delta, dict):
-                self._add_delta(delta)
-            else:
-                self.violations.add("format", f"a choice's delta is {shorten(delta)}, not an object")
+            index, delta, finish = map(choice.get, ("index", "delta", "finish_reason"))
+            require(index == 0, "a choice's index is {}, not 0", index)
+            if require(isinstance(delta, dict), "a choice's delta is {}, not an object", delta):
+                self._add_delta(object_of(delta))
             self.tokens += parse_token_logprobs(choice)
-            finish = choice.get("finish_reason")
-            self.violations.require(finish != "", "finish_reason is '' and not null inside a stream", "style")
+            require(finish != "", "finish_reason is '' and not null inside a stream", kind="reply-style")
             self.finish_reasons += [str(finish)] if finish else []
 
     def _add_delta(self, delta: dict[str, object]) -> None:
+        require = self.reply.require
         for key in ("content", *REASONING_KEYS):
             given = delta.get(key)
-            if given is not None and not isinstance(given, str):
-                self.violations.add("format", f"a piece of {key} is {shorten(given)}")
+            require(isinstance(given, str | None), f"a piece of {key} is {{}}", given)
         content, reasoning, role = text_of(delta.get("content")), reasoning_text(delta), delta.get("role")
-        self.violations.check_surrogates(content, "a piece of content")
+        require(not SURROGATE.search(content), "half a surrogate pair in a piece of content")
         calls = objects_of(delta.get("tool_calls"))
         has_content = bool(content or reasoning or calls)
         if role is not None and role != "":
-            self.violations.require(role == "assistant", lambda: f"a role is {shorten(role)}, not 'assistant'")
+            require(role == "assistant", "a role is {}, not 'assistant'", role)
+            require(not self.roles, "the role comes more than once", kind="reply-style")
             self.roles += 1
-            self.violations.require(self.roles == 1, "the role comes more than once", "style")
-        elif has_content and not self.roles:
-            self.violations.add("style", "the stream begins without a role")
-        if has_content and self.finish_reasons:
-            self.violations.add("format", "text after the finish_reason")
+        require(bool(self.roles or not has_content), "the stream begins without a role", kind="reply-style")
+        require(not (has_content and self.finish_reasons), "text after the finish_reason")
         answer_began = bool(self.calls) or any(piece.strip() for piece in self.content)
         self.in_order = self.in_order and not (reasoning.strip() and answer_began)
         self.chunks += has_content
@@ -320,60 +290,50 @@ class _ChatStream:
             self._add_call(position, item)
 
     def _add_call(self, position: int, item: dict[str, object]) -> None:
-        function, index = object_of(item.get("function")), item.get("index")
+        require, function, index = self.reply.require, object_of(item.get("function")), item.get("index")
         kind, arguments = item.get("type"), function.get("arguments")
-        if not is_count(index):
-            self.violations.add("format", f"a piece of a tool call has the index {shorten(index)}")
-            index = position
+        require(is_count(index), "a piece of a tool call has the index {}", index)
+        index = index if is_count(index) else position
         first = {"id": item.get("id"), "name": function.get("name")}
-        if index not in self.calls:
-            for key, value in first.items():
-                begun = is_text(value)
-                self.violations.require(begun, f"a streamed tool call begins with the {key} {shorten(value)}")
-            known = kind == "function"
-            self.violations.require(known, f"a streamed tool call's type is {shorten(kind)}, not 'function'")
+        begins = index not in self.calls
         call = self.calls.setdefault(index, {"id": "", "name": "", "arguments": ""})
         for key, value in first.items():
-            if not is_text(value):
-                continue
-            if call[key] and call[key] != value:
-                text = f"a streamed tool call changes its {key} from {call[key]!r} to {value!r}"
-                self.violations.add("format", text)
-            elif call[key]:
-                self.violations.add("style", f"the {key} of a streamed tool call comes again in later pieces")
-            call[key] = call[key] or value
-        if arguments is not None and not isinstance(arguments, str):
-            self.violations.add("format", f"a tool call's arguments are {shorten(arguments)}")
-            arguments = json.dumps(arguments) if arguments else ""
-        call["arguments"] += arguments or ""
+            require(is_text(value) or not begins, f"a streamed tool call begins with the {key} {{}}", value)
+            if is_text(value) and call[key]:
+                same = call[key] == value
+                require(same, f"a streamed tool call changes its {key} from {{}} to {{}}", call[key], value)
+                text = f"the {key} of a streamed tool call comes again in later pieces"
+                require(not same, text, kind="reply-style")
+            call[key] = call[key] or text_of(value)
+        require(kind == "function" or not begins, "a streamed tool call's type is {}, not 'function'", kind)
+        require(isinstance(arguments, str | None), "a tool call's arguments are {}", arguments)
+        if arguments:
+            call["arguments"] += arguments if isinstance(arguments, str) else json.dumps(arguments)
 
     def build_answer(self) -> ChatAnswer:
-        violations, ids, finishes = self.violations, set(self.ids), self.finish_reasons
-        violations.require(bool(finishes), "the stream ended without a finish_reason", "finish")
-        violations.require(len(finishes) < 2, lambda: f"{len(finishes)} finish_reasons in one stream", "finish")
+        require, ids, finishes = self.reply.require, set(self.ids), self.finish_reasons
+        require(bool(finishes), "the stream ended without a finish_reason", kind="finish")
+        require(len(finishes) < 2, "{} finish_reasons in one stream", len(finishes), kind="finish")
         for finish in finishes[:1]:
-            check_finish_reason(violations, finish, bool(self.calls), self.request)
-        violations.require(self.done, "the stream ended without [DONE]")
-        violations.require(len(ids) < 2, lambda: f"{len(ids)} different ids in one stream")
+            check_finish_reason(self.reply, finish, bool(self.calls))
+        require(self.done, "the stream ended without [DONE]")
+        require(len(ids) < 2, "{} different ids in one stream", len(ids))
         indexes = sorted(self.calls)
-        violations.require(indexes == list(range(len(indexes))), lambda: f"tool calls have the indexes {indexes}")
-        wanted = object_of(self.request.get("stream_options")).get("include_usage")
-        if wanted and violations.require(bool(self.usage), "the stream has no usage, which was requested", "usage"):
-            check_usage(violations, self.usage)
-        calls = [ToolCall(**self.calls[index]) for index in indexes]
-        _check_unique_ids(violations, calls)
+        require(indexes == list(range(len(indexes))), "tool calls have the indexes {}", indexes)
+        wanted = object_of(self.reply.request.get("stream_options")).get("include_usage")
+        if wanted and require(bool(self.usage), "the stream has no usage, which was requested", kind="usage"):
+            self.reply.check_usage(self.usage)
         return ChatAnswer(
             id=self.ids[0] if self.ids else "",
             content="".join(self.content),
             reasoning="".join(self.reasoning),
-            calls=tuple(calls),
+            calls=self.reply.check_ids([ToolCall(**self.calls[index]) for index in indexes]),
             finish_reason=finishes[0] if finishes else "",
             usage=self.usage,
             tokens=tuple(self.tokens),
             chunks=self.chunks,
             reasoning_first=self.in_order,
             stream=True,
-            violations=violations.items,
             cached_tokens=self.cached_tokens,
         )
 

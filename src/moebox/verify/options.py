@@ -29,9 +29,7 @@ class VerifyOptions:
     parallel: int = 8  # concurrent requests
     conversations: int = 0  # that fill the cache and come back; 0: a third of the trials
     prefix_tokens: int = 280  # of each of these conversations
-    cache_tokens: int = (
-        0  # that the KV cache holds with its tiers; if all conversations fit, each return must be cached
-    )
+    cache_tokens: int = 0  # that the KV cache and its tiers hold; if all conversations fit, each return must be cached
     thinking: Literal["auto", "yes", "no"] = "auto"  # whether the model must think when asked to
     vision: Literal["auto", "yes", "no"] = "auto"  # whether the model must read pictures
     seed: int | None = None  # None draws fresh questions every time

@@ -3,9 +3,10 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from xml.etree import ElementTree as xml
 
 from moebox import codec
 from moebox.core import catalogue
@@ -21,12 +22,12 @@ from moebox.redact import hide_known_keys
 from moebox.store import Run
 from moebox.stream import run_to_end
 from moebox.verify.causes import explain_failure
-from moebox.verify.checks import CHECKS
+from moebox.verify.checks import CHECKS, STOP_IF_FAILED, Check
 from moebox.verify.client import UNREACHABLE, ExchangeClient, MachineLimit
 from moebox.verify.options import CHECK_NAMES, LEFT_OUT, VerifyOptions
 from moebox.verify.session import MAX_HANGS, EndpointUnusable, ProbeFailed, ProbeSkipped, ProbeWarning
 from moebox.verify.statistics import describe_failure, failure_kind, format_share
-from moebox.verify.trials import Check, CheckSession, ProbeFunction
+from moebox.verify.trials import CheckSession, ProbeFunction
 
 MAX_EVIDENCE_CHARS = 20_000  # of one string in kept evidence; the length of what is left out is stated
 STALL_LOOK_S = 0.2
@@ -71,72 +72,42 @@ def run_checks(
     A server that stands still (detect/stall.py) fails the present check and ends the run. `restart` restarts the
     server between the turns of conversations that come back.
     """
-    checks, notify = select_checks(only, start), on_check or (lambda verdict: None)
+    checks, began, done, stopped = select_checks(only, start), time.monotonic(), list[CheckVerdict](), ""
     limits = stall_limits.for_prompts(options.context or 0)
     limits = replace(limits, still_s=math.inf) if restart else limits  # a stopped engine is still
+
+    async def run_all(watch: StallWatch) -> CheckSession:
+        nonlocal stopped
+        async with ExchangeClient(endpoint, deadline_s=options.deadline_s) as client:
+            session = CheckSession(client, options)
+            session.restart = restart
+            client.ends_at = session.ends_at
+            if on_progress:
+                _report_progress(session, checks, on_progress)
+            watchers = [asyncio.create_task(session.stall_detector.watch_event_loop())]
+            watchers.append(asyncio.create_task(_end_probe_if_stalled(session, watch)))
+            if checks[0].name != CHECKS[0].name:
+                # The first check is left out: learn from its probes without judging them
+                for name, probe in CHECKS[0].probes.items():
+                    await _run_probe(session, CHECKS[0].name, name, probe)
+            for check in checks:
+                if stopped:
+                    reason = f"the server {STANDS_STILL}" if session.stalled else stopped
+                    verdict = CheckVerdict(name=check.name, verdict="skip", reason=reason)
+                else:
+                    verdict = await _run_check(session, check)
+                    if verdict.verdict == "fail" and not _budget_problem(session):
+                        verdict = await explain_failure(session, verdict)
+                    stopped = await _stop_reason(session, check, verdict, keep_going)
+                done.append(_keep_verdict(run, verdict) if run else verdict)
+                if on_check:
+                    on_check(done[-1])
+            for watcher in watchers:
+                watcher.cancel()
+        return session
+
     with StallWatch(endpoint, limits) as watch:
-        return run_to_end(_run_checks(endpoint, options, checks, keep_going, run, notify, on_progress, watch, restart))
-
-
-def select_checks(only: Sequence[str], start: str) -> list[Check]:
-    """The named checks in their order. Raise UnknownName for a check that does not exist."""
-    first = start or CHECK_NAMES[0]
-    for name in (*only, first):
-        if name not in CHECK_NAMES:
-            raise UnknownName("check", name, CHECK_NAMES)
-    chosen = [check for check in CHECKS[CHECK_NAMES.index(first) :] if not only or check.name in only]
-    refuse_if(not chosen, f"--only {','.join(only)} comes before --from {first}: no check is left")
-    return chosen
-
-
-async def _run_checks(
-    endpoint: Endpoint,
-    options: VerifyOptions,
-    checks: Sequence[Check],
-    keep_going: bool,
-    run: Run | None,
-    on_check: OnCheck,
-    on_progress: OnProgress | None,
-    watch: StallWatch,
-    restart: Callable[[], None] | None,
-) -> CheckResults:
-    began = time.monotonic()
-    done: list[CheckVerdict] = []
-    stopped = ""
-    async with ExchangeClient(endpoint, deadline_s=options.deadline_s) as client:
-        session = CheckSession(client, options)
-        session.restart = restart
-        client.ends_at = session.ends_at
-        meter = _ProgressMeter(session, checks, on_progress)
-        watchers = [asyncio.create_task(session.stall_detector.watch_event_loop())]
-        watchers.append(asyncio.create_task(_end_probe_if_stalled(session, watch)))
-        if checks and checks[0].name != CHECKS[0].name:
-            # The first check is left out: learn from its probes without judging them
-            for name, probe in CHECKS[0].probes.items():
-                await _run_probe(session, CHECKS[0].name, name, probe)
-        for check in checks:
-            if stopped:
-                reason = f"the server {STANDS_STILL}" if session.stalled else stopped
-                verdict = CheckVerdict(name=check.name, verdict="skip", reason=reason)
-            else:
-                verdict = await _run_check(session, check, meter)
-                if verdict.verdict == "fail" and not _budget_problem(session):
-                    verdict = await explain_failure(session, verdict)
-                stopped = await _stop_reason(session, check, verdict, keep_going)
-            if run:
-                name = f"{CHECK_NAMES.index(verdict.name):02d}-{verdict.name}.json"
-                if found := verdict.reproduction:
-                    raw = found.request if isinstance(found.request, str) else codec.to_json(found.request)
-                    run.write_file(f"reproduce/{name}", hide_known_keys(raw))
-                    verdict = replace(verdict, reproduction=replace(found, file=f"reproduce/{name}"))
-                file = f"verdicts/{name}"
-                run.write_json(file, _truncate_strings(codec.to_plain(verdict)))
-                run.add_event(CheckDone(name=verdict.name, verdict=verdict.verdict, reason=verdict.reason))
-                verdict = replace(verdict, evidence=file)
-            done.append(verdict)
-            on_check(verdict)
-        for watcher in watchers:
-            watcher.cancel()
+        session = run_to_end(run_all(watch))
     results = CheckResults(
         url=endpoint.base_url,
         model=endpoint.model,
@@ -155,6 +126,29 @@ async def _run_checks(
     return results
 
 
+def _keep_verdict(run: Run, verdict: CheckVerdict) -> CheckVerdict:
+    """Write the verdict of a check and what reproduces its failure to files, and name these."""
+    name = f"{CHECK_NAMES.index(verdict.name):02d}-{verdict.name}.json"
+    if found := verdict.reproduction:
+        raw = found.request if isinstance(found.request, str) else codec.to_json(found.request)
+        run.write_file(f"reproduce/{name}", hide_known_keys(raw))
+        verdict = replace(verdict, reproduction=replace(found, file=f"reproduce/{name}"))
+    run.write_json(f"verdicts/{name}", _truncate_strings(codec.to_plain(verdict)))
+    run.add_event(CheckDone(name=verdict.name, verdict=verdict.verdict, reason=verdict.reason))
+    return replace(verdict, evidence=f"verdicts/{name}")
+
+
+def select_checks(only: Sequence[str], start: str) -> list[Check]:
+    """The named checks in their order. Raise UnknownName for a check that does not exist."""
+    first = start or CHECK_NAMES[0]
+    for name in (*only, first):
+        if name not in CHECK_NAMES:
+            raise UnknownName("check", name, CHECK_NAMES)
+    chosen = [check for check in CHECKS[CHECK_NAMES.index(first) :] if not only or check.name in only]
+    refuse_if(not chosen, f"--only {','.join(only)} comes before --from {first}: no check is left")
+    return chosen
+
+
 async def _end_probe_if_stalled(session: CheckSession, watch: StallWatch) -> None:
     """Pass progress to the watch, and end the present probe once the server stands still. Run until cancelled."""
     while watch.problem is None:
@@ -166,49 +160,38 @@ async def _end_probe_if_stalled(session: CheckSession, watch: StallWatch) -> Non
         session.probe_timeout.reschedule(asyncio.get_running_loop().time())
 
 
-class _ProgressMeter:
-    """Reports the progress of a run, with the time left estimated from the requests of each check."""
+def _report_progress(session: CheckSession, checks: Sequence[Check], on_progress: OnProgress) -> None:
+    """Report the progress at each request, with the time left estimated from the requests of each check."""
+    began, total, requests = time.monotonic(), 0.0, catalogue.load_table("check_requests")["requests"]
+    parts: dict[tuple[str, str], tuple[float, float]] = {}  # by probe: requests before it, and of it, about
+    for check in checks:
+        left_out = _left_out(session.options, check.name)
+        for name in [each for each in check.probes if each not in left_out]:
+            parts[check.name, name] = total, requests[check.name] / len(check.probes)
+            total += requests[check.name] / len(check.probes)
 
-    def __init__(self, session: CheckSession, checks: Sequence[Check], on_progress: OnProgress | None) -> None:
-        self.session, self.on_progress = session, on_progress
-        self.began = time.monotonic()
-        self.total = 0.0
-        for check in checks:
-            made = len(check.probes) - len(_left_out(session.options, check))
-            self.total += check.request_estimate * made / len(check.probes)
-        self.done = 0.0
-        self.check = self.probe = ""
-        self.part = 0.0  # estimated requests of the present probe
-        if on_progress:
-            session.on_request = self.report
-
-    def begin_probe(self, check: Check, probe: str) -> None:
-        self.done += self.part
-        self.check, self.probe, self.part = check.name, probe, check.request_estimate / len(check.probes)
-        self.session.trial_progress = (0, 0)
-        self.report()
-
-    def report(self) -> None:
-        if not self.on_progress:
-            return
-        trial, trials = self.session.trial_progress
-        seconds = time.monotonic() - self.began
-        done = self.done + (self.part * min(1.0, trial / trials) if trials else 0.0)
-        left = seconds * (self.total - done) / done if done > 0 else None
-        self.on_progress(
+    def report() -> None:
+        (trial, trials), seconds = session.trial_progress, time.monotonic() - began
+        before, own = parts.get(session.running, (0.0, 0.0))
+        done = before + own * (min(1.0, trial / trials) if trials else 0.0)
+        left = max(0.0, min(seconds * (total - done) / done, session.seconds_left)) if done > 0 else None
+        check, probe = session.running
+        on_progress(
             CheckProgress(
-                check=self.check,
-                probe=self.probe,
+                check=check,
+                probe=probe,
                 trial=trial,
                 trials=trials,
-                requests=self.session.request_count,
+                requests=session.request_count,
                 seconds=seconds,
-                seconds_left=None if left is None else max(0.0, min(left, self.session.seconds_left)),
+                seconds_left=left,
             )
         )
 
+    session.on_request = report
 
-async def _run_check(session: CheckSession, check: Check, meter: _ProgressMeter) -> CheckVerdict:
+
+async def _run_check(session: CheckSession, check: Check) -> CheckVerdict:
     """Run all probes of one check; an unusable endpoint or the end of the time ends it early."""
     began = time.monotonic()
     before = session.failures.snapshot()
@@ -216,28 +199,32 @@ async def _run_check(session: CheckSession, check: Check, meter: _ProgressMeter)
     unusable = ""
     session.suspects = []
     session.offered_tools = ()  # the probes of a check share their tools: a prefix cache then knows them
-    left_out = _left_out(session.options, check)
+    left_out = _left_out(session.options, check.name)
     for name, function in check.probes.items():
         unusable = unusable or _budget_problem(session)
         if unusable or name in left_out:
             probes.append(Probe(name=name, verdict="skip", reason=unusable or LEFT_OUT))
             continue
-        meter.begin_probe(check, name)
+        session.running, session.trial_progress = (check.name, name), (0, 0)
+        session.on_request()
         probe, unusable = await _run_probe(session, check.name, name, function)
         probes.append(probe)
     session.count_late_replies()
-    failures = tuple(failure for failure in session.failures.summarize(before) if failure.seen)
-    own = _own_failures(session, failures)
+    failures, own = _failures_since(session, before)
     cut_short = unusable if any(probe.reason == unusable for probe in probes) else ""
     mark = worst_mark([*(probe.verdict for probe in probes), *(failure.verdict for failure in own)])
     if cut_short and mark == "pass":
         mark = "warn"  # a check that was cut short did not pass, however well it began
-    session.reported_marks |= {failure.kind: failure.verdict for failure in own if failure_kind(failure.kind).any_reply}
+    any_reply = [failure for failure in own if failure_kind(failure.kind).get("any_reply")]
+    session.reported_marks |= {failure.kind: failure.verdict for failure in any_reply}
+    # The reason of the first probe with this mark, else the failure that the probes share
+    reasons = [f"{probe.name}: {probe.reason}" for probe in probes if probe.verdict == mark and probe.reason]
+    reasons += [_failure_text(failure) for failure in own if failure.verdict == mark]
     quirks = [quirk.text for probe in probes for quirk in quirks_shown(session.engine, check.name, probe)]
     verdict = CheckVerdict(
         name=check.name,
         verdict=mark,
-        reason=_verdict_reason(mark, probes, own) or cut_short,
+        reason=next(iter(reasons), cut_short) if mark != "pass" else "",
         seconds=time.monotonic() - began,
         score=next((probe.score for probe in probes if probe.score), None),
         slips=failures,
@@ -247,10 +234,9 @@ async def _run_check(session: CheckSession, check: Check, meter: _ProgressMeter)
     return excuse_check(session.engine, verdict)
 
 
-def _left_out(options: VerifyOptions, check: Check) -> Sequence[str]:
+def _left_out(options: VerifyOptions, check: str) -> frozenset[str]:
     """Names of the probes that a quick run does not make."""
-    left_out: Sequence[str] = catalogue.load_table("check_requests")["not_quick"].get(check.name, ())
-    return left_out if options.brief else ()
+    return frozenset(catalogue.load_table("check_requests")["not_quick"].get(check, ()) if options.brief else ())
 
 
 def _budget_problem(session: CheckSession) -> str:
@@ -263,24 +249,15 @@ def _budget_problem(session: CheckSession) -> str:
     return f"{hangs} requests had no end" if hangs >= MAX_HANGS else ""
 
 
-def _own_failures(session: CheckSession, failures: Sequence[Failure]) -> list[Failure]:
-    """Failures that this check reports: a kind that an earlier check reported counts again only if it is worse."""
+def _failures_since(session: CheckSession, before: Mapping[str, int]) -> tuple[tuple[Failure, ...], list[Failure]]:
+    """All failures since a snapshot, and those to report: no earlier check reported that kind, or it is worse now."""
+    failures = tuple(failure for failure in session.failures.summarize(before) if failure.seen)
     own = []
     for failure in failures:
         reported = session.reported_marks.get(failure.kind, "skip")
         if failure.verdict != reported and worst_mark([failure.verdict, reported]) == failure.verdict:
             own.append(failure)
-    return own
-
-
-def _verdict_reason(mark: Mark, probes: Sequence[Probe], failures: Sequence[Failure]) -> str:
-    """The reason of the first probe with this mark, else the failure that the probes share."""
-    if mark == "pass":
-        return ""
-    for probe in probes:
-        if probe.verdict == mark and probe.reason:
-            return f"{probe.name}: {probe.reason}"
-    return next((_failure_text(failure) for failure in failures if failure.verdict == mark), "")
+    return failures, own
 
 
 def _failure_text(failure: Failure) -> str:
@@ -307,15 +284,15 @@ async def _run_probe(session: CheckSession, check: str, name: str, function: Pro
         mark, reason = "warn" if getattr(problem, "check", "") == check else "skip", str(problem)
     except ProbeFailed as problem:
         mark, reason, score = "fail", str(problem), problem.score
-        unusable = reason if isinstance(problem, EndpointUnusable) else ""
+    except EndpointUnusable as problem:
+        mark, reason = "fail", (unusable := str(problem))
     except TimeoutError:
+        mark, reason = "warn", f"not finished after {longest:.0f} s"
         if session.stalled:
-            mark, reason, unusable = "fail", session.stalled.message, session.stalled.message
-        else:
-            mark, reason = "warn", f"not finished after {longest:.0f} s"
+            mark, reason = "fail", (unusable := session.stalled.message)
     session.probe_timeout = None
-    failures = tuple(failure for failure in session.failures.summarize(before) if failure.seen)
-    for failure in _own_failures(session, failures):
+    failures, own = _failures_since(session, before)
+    for failure in own:
         if failure.verdict != "pass" and worst_mark([mark, failure.verdict]) != mark:
             mark, reason = failure.verdict, _failure_text(failure)
     probe = Probe(
@@ -338,7 +315,7 @@ async def _stop_reason(session: CheckSession, check: Check, verdict: CheckVerdic
     if verdict.verdict != "fail":
         return ""
     failed = {probe.name for probe in verdict.probes if probe.verdict == "fail"}
-    if any(names <= failed for names in check.stop_if_failed) and not keep_going:
+    if any(names <= failed for names in STOP_IF_FAILED.get(check.name, ())) and not keep_going:
         return f"{check.name} failed, so the checks after it would mean nothing"
     exchange = await session.client.get(f"{session.endpoint.base_url}/models")
     if exchange.error.startswith(UNREACHABLE):
@@ -367,3 +344,25 @@ def results_document(results: CheckResults) -> dict[str, object]:
             probes.append({**probe, "evidence": [{**_truncate_strings(row), "headers": {}} for row in exchanges]})
         checks.append({**check, "probes": probes})
     return {"verdict": results.verdict, **plain, "rungs": checks}
+
+
+def to_junit_xml(results: CheckResults) -> str:
+    """Write the results as JUnit XML, which every CI system reads: a suite for each check, a case for each probe."""
+    top = xml.Element("testsuites", name=f"moebox verify {results.model}")
+    for check in results.rungs:
+        # A check that was not run is one skipped case
+        probes = check.probes or (Probe(name=check.name, verdict="skip", reason=check.reason),)
+        marks = [probe.verdict for probe in probes]
+        counts = {"tests": len(marks), "failures": marks.count("fail"), "skipped": marks.count("skip"), "errors": 0}
+        shown = {key: str(count) for key, count in counts.items()}
+        suite = xml.SubElement(top, "testsuite", shown, name=check.name, time=f"{check.seconds:.3f}")
+        for probe in probes:
+            about = {"classname": f"moebox.{check.name}", "name": probe.name, "time": f"{probe.seconds:.3f}"}
+            case = xml.SubElement(suite, "testcase", about)
+            text = "".join(letter for letter in probe.reason if letter.isprintable())  # XML has no control characters
+            if probe.verdict in ("fail", "skip"):
+                xml.SubElement(case, "failure" if probe.verdict == "fail" else "skipped", message=text)
+            elif text:
+                xml.SubElement(case, "system-out").text = f"warning: {text}" if probe.verdict == "warn" else text
+    xml.indent(top)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + xml.tostring(top, encoding="unicode") + "\n"

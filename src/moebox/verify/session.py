@@ -7,21 +7,24 @@ import random
 import re
 import statistics
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar, get_args
 
+from moebox import http
 from moebox.core import catalogue
 from moebox.core.endpoint import AUTH_STATUSES, Endpoint
 from moebox.core.verdict import HttpExchange, Mark, Score
 from moebox.detect.stall import ServerStalled
 from moebox.phantom.question import Question
 from moebox.verify.client import STALLED_S, UNREACHABLE, ExchangeClient, StallDetector, limit_events
-from moebox.verify.completions import ChatAnswer, implausible_usage, parse_chat_stream, parse_completion
+from moebox.verify.completions import ChatAnswer, implausible_usage, parse_chat
 from moebox.verify.options import VerifyOptions
 from moebox.verify.statistics import FailureCounts, KindName, Suspect
-from moebox.verify.violations import PromptCounts, Violation, ViolationKind, parse_strict_json, stream_problem
+from moebox.verify.violations import Violation, ViolationKind, object_of, prompt_count_change, stream_problem
 
+T = TypeVar("T")
+Settings = dict[str, Any]  # of a request
 MIN_ANSWER_TOKENS = 512  # always requested, however short the context is
 PROMPT_TOKENS = 1024  # of a short context, left for prompts
 SHORT_CONTEXT = 2 * PROMPT_TOKENS  # in a longer one every question fits, apart from the long ones
@@ -35,12 +38,6 @@ SLOWER_FACTOR = 30  # times the slowest reply so far that a request may take
 LATE_FACTOR = 8  # times the expected time that a late reply takes
 LATER_S = 5.0  # seconds more than expected that a late reply takes
 SECRET_CODE = re.compile(r"\w{5,}")  # a model may produce shorter ones by chance
-VIOLATION_FAILURES: dict[ViolationKind, KindName] = {
-    "format": "reply-format",
-    "style": "reply-style",
-    "finish": "finish",
-    "usage": "usage",
-}
 
 
 class ProbeFailed(Exception):
@@ -48,11 +45,11 @@ class ProbeFailed(Exception):
 
     def __init__(self, reason: str, *, score: Score | None = None, status: int = 0) -> None:
         super().__init__(reason)
-        self.score = score
-        self.status = status
+        self.score, self.status = score, status
+        self.is_rejection = status in REJECTED_STATUSES
 
 
-class EndpointUnusable(ProbeFailed):
+class EndpointUnusable(Exception):
     """A fault that every other request would meet too: key rejected, server unreachable."""
 
 
@@ -68,8 +65,7 @@ class ProbeWarning(str):
     """Result of a probe: not clearly a fault of this server, but surprising for its clients."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReplyTime:
+class ReplyTime(NamedTuple):
     seconds: float
     size: int  # bytes
     stream: bool
@@ -92,6 +88,7 @@ class ServerSession:
         self.streams: list[HttpExchange] = []  # of all chats so far
         self.request_count = 0  # of all probes
         self.trial_progress: tuple[int, int] = (0, 0)  # number and total of the trials of the present probe
+        self.running = ("", "")  # the present check and probe
         self.on_request: Callable[[], None] = lambda: None  # for progress
         self.reply_times: list[ReplyTime] = []  # of ordinary requests
         self.reply_times_judged = 0  # of these, already looked at for lateness
@@ -102,7 +99,7 @@ class ServerSession:
         self.slow_replies_allowed = False
         self.ends_at = time.monotonic() + options.time_s
         self.seen_ids: set[str] = set()
-        self.prompt_counts = PromptCounts()
+        self.prompt_counts: dict[bytes, int] = {}
         self.first_secret: Question | None = None  # the first question for a code, repeated much later
         self.secret_codes: set[str] = set()  # codes in the questions so far
         self.accepts_template_arguments = True  # chat_template_kwargs; learned by the first check
@@ -179,7 +176,7 @@ class ServerSession:
         exchange = await self.post_chat(request)
         if exchange.status in REJECTED_STATUSES:
             await self._raise_if_not_offered(request)
-        answer = self.read_answer(exchange, stream=bool(request.get("stream")), allow_marks=allow_marks)
+        answer = self.read_answer(exchange, allow_marks=allow_marks)
         only_thought = answer.finish_reason == "length" and not (answer.content or answer.is_empty)
         if only_thought and not (exact or self.always_thinks or more.get("thinking")):
             self.always_thinks = True
@@ -205,9 +202,7 @@ class ServerSession:
         if question.family in ("secret", "needle") and SECRET_CODE.fullmatch(str(question.expect)):
             self.secret_codes.add(str(question.expect))
             self.first_secret = self.first_secret or (question if question.family == "secret" else None)
-        settings: dict[str, Any] = {"thinking": question.thinking, "max_tokens": question.max_tokens}
-        settings |= {"tools": list(question.tools) or None, "response_format": question.response_format}
-        return await self.chat(question.messages, stream=stream, **{**settings, **more})
+        return await self.chat(question.messages, stream=stream, **question_settings(question) | more)
 
     async def post_within_limits(self, request: Mapping[str, Any]) -> HttpExchange:
         """POST a chat request; end a stream that goes on after its token limit, and a reply that takes far too long."""
@@ -260,9 +255,15 @@ class ServerSession:
         if f"{self.context_limit} tokens" in error_text(exchange).replace(",", ""):
             raise ProbeSkipped(f"question and answer need more than a context of {self.context_limit:,} tokens")
 
-    async def get(self, url: str) -> HttpExchange:
-        """GET, kept as evidence."""
-        return self.keep_evidence(await self.client.get(url))
+    def track(self, items: Sequence[T]) -> Iterator[tuple[int, T]]:
+        """Number the items, and report each as a trial of the present probe."""
+        for number, item in enumerate(items):
+            self.trial_progress = (number + 1, len(items))
+            yield number, item
+
+    async def post(self, url: str, body: Any, **how: Any) -> HttpExchange:
+        """POST, kept as evidence; see ExchangeClient.post."""
+        return self.keep_evidence(await self.client.post(url, body, **how))
 
     def keep_evidence(self, exchange: HttpExchange) -> HttpExchange:
         """Keep an exchange as evidence of the present probe."""
@@ -271,52 +272,49 @@ class ServerSession:
         self.on_request()
         return exchange
 
-    def read_answer(self, exchange: HttpExchange, *, stream: bool, allow_marks: bool = False) -> ChatAnswer:
+    def read_answer(self, exchange: HttpExchange, *, allow_marks: bool = False) -> ChatAnswer:
         """Parse a reply and count all violations. Raise ProbeFailed if there is no answer in it."""
         self.skip_if_context_too_short(exchange)
         raise_for_failure(exchange)
+        request = object_of(exchange.request)
+        stream = bool(request.get("stream"))
         if stream and (reason := stream_problem(exchange)):
             self.failures.add("reply-format", reason, stream=True)
             raise ProbeFailed(reason)
-        answer = parse_chat_stream(exchange) if stream else parse_completion(exchange)
-        request = exchange.request if isinstance(exchange.request, dict) else {}
+        answer = parse_chat(exchange)
         if answer.content.strip() and not answer.reasoning:
-            self.answered_without_thinking |= not request.get("chat_template_kwargs", {}).get("thinking")
+            self.answered_without_thinking |= not object_of(request.get("chat_template_kwargs")).get("thinking")
         self.call_ids |= {*re.findall(r"^\w+\.", answer.calls[0].id)} if answer.calls else set()
         self.gives_logprobs |= bool(answer.tokens)
         violations = list(answer.violations)
         if answer.id and answer.id in self.seen_ids:
-            violations.append(Violation("style", f"the id {answer.id[:60]!r} was used before"))
+            violations.append(Violation("reply-style", f"the id {answer.id[:60]!r} was used before"))
         self.seen_ids.add(answer.id)
-        prompt_change = self.prompt_counts.count_change(exchange.request, answer.token_count("prompt"))
-        problems = (implausible_usage(answer, exchange.request), prompt_change)
-        violations += [Violation("usage", problem) for problem in problems if problem]
+        prompt_change = prompt_count_change(self.prompt_counts, request, answer.token_count("prompt"))
+        violations += [Violation("usage", text) for text in (implausible_usage(answer, request), prompt_change) if text]
         if allow_marks:  # llama.cpp begins without a role if the first token is part of a character
-            violations = [violation for violation in violations if violation.kind != "style"]
-        self.count_violations(violations, stream=stream)
-        self.failures.add("crosstalk", self._foreign_code(answer, exchange.request))
+            violations = [violation for violation in violations if violation.kind != "reply-style"]
+        answer = replace(answer, violations=tuple(violations))
+        self.count_violations(answer, stream=stream, allow_marks=allow_marks)
+        # A code of another question, which this request does not contain
+        codes = set(SECRET_CODE.findall(f"{answer.content} {answer.reasoning}")) & self.secret_codes
+        prompt = json.dumps(request.get("messages"), ensure_ascii=False) if codes else ""
+        foreign = sorted(code for code in codes if code not in prompt)
+        reason = f"the answer contains {foreign[0]}, which another request asked about" if foreign else ""
+        self.failures.add("crosstalk", reason)
+        return answer
+
+    def count_violations(self, answer: ChatAnswer, *, stream: bool, allow_marks: bool = False) -> None:
+        """Count violations by their kind. Raise ProbeFailed for one that leaves nothing to judge."""
+        for kind in get_args(ViolationKind):
+            found = [violation.text for violation in answer.violations if violation.kind == kind]
+            self.failures.add(kind, "; ".join(found[:3]), stream=stream)
+        for violation in answer.violations:
+            if violation.fatal:
+                raise ProbeFailed(violation.text)
         if not allow_marks:
             leaked = answer.leaked_mark
             self.failures.expect("template-leak", not leaked, f"{leaked} in the answer", stream=stream)
-        return answer
-
-    def count_violations(self, violations: Collection[Violation], *, stream: bool) -> None:
-        """Count violations by their kind. Raise ProbeFailed for those that leave nothing to judge."""
-        for kind, name in VIOLATION_FAILURES.items():
-            found = [violation.text for violation in violations if violation.kind == kind]
-            self.failures.add(name, "; ".join(found[:3]), stream=stream)
-        fatal = [violation.text for violation in violations if violation.fatal]
-        if fatal:
-            raise ProbeFailed("; ".join(fatal[:3]))
-
-    def _foreign_code(self, answer: ChatAnswer, request: Any) -> str:
-        """Return "" or the code of another question that this answer contains."""
-        codes = set(SECRET_CODE.findall(answer.content + " " + answer.reasoning)) & self.secret_codes
-        if not codes or not isinstance(request, dict):
-            return ""
-        prompt = json.dumps(request.get("messages"), ensure_ascii=False)
-        foreign = sorted(code for code in codes if code not in prompt)
-        return f"the answer contains {foreign[0]}, which another request asked about" if foreign else ""
 
     def _add_suspect(self, kind: KindName, reason: str) -> None:
         """Keep the exchange that showed a failure: the one that a probe named, or the last."""
@@ -329,6 +327,13 @@ class ServerSession:
         for reply in self.reply_times[self.reply_times_judged :]:
             self.failures.add("late", late_reply(reply, self.reply_times))
         self.reply_times_judged = len(self.reply_times)
+
+
+def question_settings(question: Question) -> Settings:
+    """The settings of a request for a question; what is None is not sent."""
+    tools = list(question.tools) or None
+    settings = {"thinking": question.thinking, "max_tokens": question.max_tokens, "tools": tools}
+    return {**settings, "response_format": question.response_format}
 
 
 def late_reply(reply: ReplyTime, all_times: Sequence[ReplyTime]) -> str:
@@ -356,9 +361,9 @@ def skip_if_rejected(reason: str, check: str = "") -> Iterator[None]:
     try:
         yield
     except ProbeFailed as problem:
-        if problem.status in REJECTED_STATUSES:
-            raise ProbeSkipped(f"{reason}: {problem}", check) from None
-        raise
+        if not problem.is_rejection:
+            raise
+        raise ProbeSkipped(f"{reason}: {problem}", check) from None
 
 
 def transport_problem(exchange: HttpExchange) -> str:
@@ -373,7 +378,7 @@ def raise_for_failure(exchange: HttpExchange) -> None:
         raise (EndpointUnusable if exchange.error.startswith(UNREACHABLE) else ProbeFailed)(exchange.error)
     status, text = exchange.status, error_text(exchange)
     if status in AUTH_STATUSES:
-        raise EndpointUnusable(f"{status}: the key is missing or rejected{text}", status=status)
+        raise EndpointUnusable(f"{status}: the key is missing or rejected{text}")
     if status in (429, 503):
         raise ProbeFailed(f"{status}: still too busy after waiting as requested{text}", status=status)
     if status != 200:
@@ -382,10 +387,5 @@ def raise_for_failure(exchange: HttpExchange) -> None:
 
 def error_text(exchange: HttpExchange) -> str:
     """The server's error message after a colon, short; "" if there is none."""
-    try:
-        body = parse_strict_json(exchange.response)
-    except ValueError:
-        body = exchange.response
-    error = body.get("error", body) if isinstance(body, dict) else body
-    flat = " ".join(str(error.get("message", error) if isinstance(error, dict) else error).split())
-    return f": {flat[:160]}" if flat else ""
+    text = " ".join(http.error_text(exchange.response).split())
+    return f": {text[:160]}" if text else ""

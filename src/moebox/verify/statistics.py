@@ -3,10 +3,10 @@
 A kind ends in `/streamed` if it was counted in streams; both share one row of FAILURE_KINDS.
 """
 
-import json
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 from moebox.core import catalogue
 from moebox.core.verdict import Attribution, Failure, HttpExchange, Mark, Score, wilson_score
@@ -28,26 +28,15 @@ KindName = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailureKind:
-    """One kind of failure. `means` completes "about N of 100 calls would …"."""
-
-    means: str
-    only_warns: bool = False
-    any_reply: bool = False  # any reply can show it: the first check that meets it reports it, later ones only count
-
-
-FAILURE_KINDS = {name: FailureKind(**row) for name, row in catalogue.load_table("failure_kinds").items()}
+FAILURE_KINDS = catalogue.load_table("failure_kinds")
 if differing := {name for part in get_args(KindName) for name in get_args(part)} ^ set(FAILURE_KINDS):
     raise TypeError(f"KindName and failure_kinds.toml differ in {', '.join(sorted(differing))}")
 
 
-def failure_kind(name: str) -> FailureKind:
-    """Row of a kind, streamed or not."""
-    kind = FAILURE_KINDS.get(name.removesuffix(STREAMED))
-    if kind is None:
-        raise ValueError(f"{name!r} is not a failure kind; add it to KindName and failure_kinds.toml")
-    return kind
+def failure_kind(name: str) -> Mapping[str, Any]:
+    """Row of a kind, streamed or not: what it means, and whether it only warns, or any reply can show it."""
+    row: Mapping[str, Any] = FAILURE_KINDS[name.removesuffix(STREAMED)]
+    return row
 
 
 def failure_mark(name: str, seen: int, of: int, attributed_to: Attribution = "server") -> Mark:
@@ -59,7 +48,7 @@ def failure_mark(name: str, seen: int, of: int, attributed_to: Attribution = "se
             return "pass"
         enough = seen == of or of >= 2 * MIN_MODEL_TRIALS
         return "fail" if enough and low > MODEL_FAIL_RATE else "warn"
-    if failure_kind(name).only_warns:
+    if failure_kind(name).get("only_warns"):
         return "warn"
     return "fail" if seen > 1 and low > FAIL_RATE else "warn"
 
@@ -90,7 +79,7 @@ def describe_failure(failure: Failure) -> str:
     rate = f"{failure.seen} of {failure.of} ({failure.rate:.0%}, between {failure.low:.0%} and {failure.high:.0%})"
     expected = 100 * failure.rate
     about = "at most 1" if expected < 1 else f"about {expected:.0f}"
-    return f"{rate}: {about} of 100 calls would {failure_kind(failure.kind).means}{whose}"
+    return f"{rate}: {about} of 100 calls would {failure_kind(failure.kind)['means']}{whose}"
 
 
 def format_share(score: Score) -> str:
@@ -98,16 +87,8 @@ def format_share(score: Score) -> str:
     return f"{score.passed} of {score.trials} ({score.low * 100:.0f}-{score.high * 100:.0f}%)"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailureCount:
-    """Chances of one kind, and the reasons of its failures by the side they are attributed to."""
-
-    of: int = 0
-    server: tuple[str, ...] = ()
-    model: tuple[str, ...] = ()
-
-
-NO_CHANCE = FailureCount()
+class ModelFailure(str):
+    """Reason of a failure that is the model's own, and not the server's as those in other strings; "" if it passed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,38 +100,18 @@ class Suspect:
     exchange: HttpExchange
     judge: Callable[[HttpExchange], str] | None = None
 
-    @property
-    def size(self) -> int:
-        return len(json.dumps(self.exchange.request, default=str))
-
 
 class FailureCounts:
-    """Failure counts by kind over a whole verify run."""
+    """The outcome of each chance of a failure over a whole verify run, by kind: its reason, or ""."""
 
     def __init__(self) -> None:
-        self._counts: dict[str, FailureCount] = {}
+        self._outcomes: defaultdict[str, list[str]] = defaultdict(list)
         self.on_failure: Callable[[KindName, str], None] = lambda kind, reason: None
 
-    def add(
-        self,
-        kind: KindName,
-        reason: str = "",
-        attributed_to: Attribution = "server",
-        *,
-        stream: bool = False,
-        where: str = "",
-    ) -> None:
+    def add(self, kind: KindName, reason: str = "", *, stream: bool = False, where: str = "") -> None:
         """Count one chance, and a failure if there is a reason. `where` is put before the reason."""
-        failure_kind(kind)
-        name = kind + STREAMED * stream
-        count = self._counts.get(name, NO_CHANCE)
-        count = replace(count, of=count.of + 1)
         text = one_line(f"{where}: {reason}" if where and reason else reason)
-        if reason and attributed_to == "model":
-            count = replace(count, model=(*count.model, text))
-        elif reason:
-            count = replace(count, server=(*count.server, text))
-        self._counts[name] = count
+        self._outcomes[kind + STREAMED * stream].append(type(reason)(text))
         if reason:
             self.on_failure(kind, reason)
 
@@ -158,18 +119,19 @@ class FailureCounts:
         """Count one chance, and a failure unless `good`."""
         self.add(kind, "" if good else reason, stream=stream)
 
-    def snapshot(self) -> Mapping[str, FailureCount]:
-        return dict(self._counts)
+    def snapshot(self) -> Mapping[str, int]:
+        return {name: len(outcomes) for name, outcomes in self._outcomes.items()}
 
-    def summarize(self, since: Mapping[str, FailureCount] | None = None) -> tuple[Failure, ...]:
+    def summarize(self, since: Mapping[str, int] | None = None) -> tuple[Failure, ...]:
         """Every kind that had a chance since the snapshot, failures or not, worst first."""
         found: list[Failure] = []
-        for name, now in self._counts.items():
-            before = (since or {}).get(name, NO_CHANCE)
-            of, server, model = now.of - before.of, now.server[len(before.server) :], now.model[len(before.model) :]
-            if of:
-                found.append(build_failure(name, len(server), of, examples=server))
+        for name, outcomes in self._outcomes.items():
+            new = outcomes[(since or {}).get(name, 0) :]
+            model = [str(reason) for reason in new if reason and isinstance(reason, ModelFailure)]
+            server = [reason for reason in new if reason and not isinstance(reason, ModelFailure)]
+            if new:
+                found.append(build_failure(name, len(server), len(new), examples=server))
             if model:
-                found.append(build_failure(name, len(model), of, attributed_to="model", examples=model))
+                found.append(build_failure(name, len(model), len(new), attributed_to="model", examples=model))
         order = ("fail", "warn", "pass", "skip")
         return tuple(sorted(found, key=lambda failure: (order.index(failure.verdict), -failure.rate, failure.kind)))

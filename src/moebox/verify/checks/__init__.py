@@ -1,21 +1,22 @@
 """All checks in the order of `options.CHECK_NAMES`."""
 
+from typing import NamedTuple
+
 from moebox.verify.checks import (
     agents,
-    alive,
     answers,
     anthropic,
     cache,
     combinations,
     concurrency,
     errors,
-    json_modes,
     limits,
     long_context,
     prompts,
     responses,
     routes,
     sampling,
+    schemas,
     streaming,
     thinking,
     tools,
@@ -23,14 +24,21 @@ from moebox.verify.checks import (
     vision,
 )
 from moebox.verify.options import CHECK_NAMES
-from moebox.verify.trials import Check
+from moebox.verify.trials import Probes
 
-_MODULES = (
-    *(agents, alive, anthropic, cache, combinations, concurrency, errors, json_modes, limits, long_context),
-    *(prompts, responses, routes, sampling, streaming, thinking, tools, trends, vision),
+# If all probes of one set fail, every later check is meaningless.
+STOP_IF_FAILED = {"alive": ({"models"}, {"answers"}), "plain": ({"facts", "at length"},)}
+
+
+class Check(NamedTuple):
+    name: str
+    probes: Probes
+
+
+_PROBES: tuple[Probes, ...] = (
+    *(answers.ALIVE, answers.PLAIN, streaming.PROBES, prompts.PROBES, answers.ARITHMETIC, answers.CODE),
+    *(schemas.PROBES, thinking.PROBES, tools.PROBES, agents.PROBES, sampling.PROBES, long_context.PROBES),
+    *(cache.PROBES, routes.PROBES, concurrency.PROBES, limits.PROBES, errors.PROBES, vision.PROBES),
+    *(anthropic.PROBES, responses.PROBES, combinations.PROBES, trends.PROBES),
 )
-_BY_NAME = {check.name: check for check in (answers.PLAIN, answers.ARITHMETIC, answers.CODE)}
-_BY_NAME |= {module.CHECK.name: module.CHECK for module in _MODULES}
-if set(_BY_NAME) != set(CHECK_NAMES):
-    raise TypeError(f"CHECK_NAMES and the checks differ in {', '.join(sorted(set(_BY_NAME) ^ set(CHECK_NAMES)))}")
-CHECKS: tuple[Check, ...] = tuple(_BY_NAME[name] for name in CHECK_NAMES)
+CHECKS = tuple(Check(name=name, probes=probes) for name, probes in zip(CHECK_NAMES, _PROBES, strict=True))

@@ -5,17 +5,18 @@ import re
 from functools import partial
 from typing import Any
 
-from moebox.core.verdict import Attribution
 from moebox.phantom.tool_questions import INFORMING_TOOLS, ExampleTool, draw_values, same_arguments
 from moebox.units import plural
-from moebox.verify.checks import tool_history
-from moebox.verify.checks.json_modes import schema_violation
+from moebox.verify.checks import turns
+from moebox.verify.checks.schemas import schema_violation
 from moebox.verify.checks.thinking import mixed_reasoning, reason_thinking_stays_on, spilled_reasoning
 from moebox.verify.checks.tools import KIMI_ID
+from moebox.verify.checks.turns import assistant_turn, user_turn
 from moebox.verify.completions import ChatAnswer
 from moebox.verify.options import LEFT_OUT
-from moebox.verify.session import ProbeSkipped, ProbeWarning, skip_if_rejected
-from moebox.verify.trials import Check, CheckSession
+from moebox.verify.session import ProbeSkipped, ProbeWarning, Settings, skip_if_rejected
+from moebox.verify.statistics import ModelFailure
+from moebox.verify.trials import CheckSession, Probes
 from moebox.verify.violations import parse_json_or
 
 ROUNDS = 4
@@ -83,37 +84,31 @@ class _Conversation:
         rng, stream = self.session.rng, number % 2 == 1
         tool = rng.choice(self.tools)
         given = draw_values(rng, tool.arguments)
-        self.turns.append({"role": "user", "content": rng.choice(tool.prompts).format(**given)})
+        self.turns.append(user_turn(rng.choice(tool.prompts).format(**given)))
         called = await self._ask(stream)
         self._check_calls(called, tool, given, stream)
         if not called.calls:
-            self.turns.append({"role": "assistant", "content": called.content})
+            self.turns.append(assistant_turn(called.content))
             return
         result = draw_values(rng, tool.result)
-        self.turns += [tool_history.calls_turn(called), *tool_history.result_turns(called, result)]
+        self.turns += [turns.calls_turn(called), *turns.result_turns(called, result)]
         answer = await self._ask(stream)
         if self.thinking and not number:
             # Asked not to think, the model gives the end of the answer alone
             tools = list(self.session.offered_tools)
             plain = await self.session.chat(self.turns, tools=tools, max_tokens=512, stream=stream)
-            spilled = spilled_reasoning(answer.reply, plain.reply)
-            self.session.failures.add("reasoning", spilled, stream=stream)
+            self.session.failures.add("reasoning", spilled_reasoning(answer, plain), stream=stream)
         text = re.sub(r"(?<=\d),(?=\d{3})", "", answer.content)
         missing = [str(value) for value in result.values() if str(value).lstrip("-") not in text]
         if missing and not answer.calls:
             self.lost.append(f"{missing[0]} is not in the answer of round {number + 1}: {answer.content[:60]!r}")
-        self.turns.append({"role": "assistant", "content": answer.content})
+        self.turns.append(assistant_turn(answer.content))
 
     async def _ask(self, stream: bool) -> ChatAnswer:
         """Send the conversation, and check that the prompt grew and that reasoning is apart, or absent."""
         session = self.session
-        answer = await session.chat(
-            self.turns,
-            tools=list(session.offered_tools),
-            thinking=self.thinking,
-            max_tokens=max(self._answer_tokens(), 1),
-            stream=stream,
-        )
+        settings: Settings = {"thinking": self.thinking, "max_tokens": max(self._answer_tokens(), 1), "stream": stream}
+        answer = await session.chat(self.turns, tools=list(session.offered_tools), **settings)
         count = answer.token_count("prompt")
         if count is not None:
             reason = f"the conversation grew, the prompt went from {self.prompt_tokens} to {count} tokens"
@@ -138,24 +133,21 @@ class _Conversation:
             known = call.name in schemas
             reason = schema_violation(call.arguments, schemas[call.name]) if known else f"called {call.name!r}"
             # A complete object was written so by the model; half of one was lost on the way
-            side: Attribution = "model" if isinstance(parse_json_or(call.arguments, None), dict) else "server"
-            failures.add("tool-call", reason, side, stream=stream)
+            is_whole = isinstance(parse_json_or(call.arguments), dict)
+            failures.add("tool-call", ModelFailure(reason) if is_whole else reason, stream=stream)
             repeated = call.id in self.ids and not KIMI_ID.fullmatch(call.id)  # Kimi numbers its calls itself
             failures.expect("reply-style", not repeated, f"the id {call.id!r} is in the history already")
             self.ids.add(call.id)
         first = answer.calls[0]
-        if first.name != tool.name or not same_arguments(parse_json_or(first.arguments, None), given):
+        if first.name != tool.name or not same_arguments(parse_json_or(first.arguments), given):
             self.lost.append(f"{tool.name}({json.dumps(given)}) became {first.name}({first.arguments})")
 
 
-CHECK = Check(
-    name="agents",
-    probes={
-        "rounds": partial(probe_rounds, thinking=False),
-        "rounds with thinking": partial(probe_rounds, thinking=True),
-        "long result": tool_history.probe_long_result,
-        "results as parts": tool_history.probe_result_parts,
-        "results by id": tool_history.probe_results_by_id,
-        "one at a time": probe_one_at_a_time,
-    },
-)
+PROBES: Probes = {
+    "rounds": partial(probe_rounds, thinking=False),
+    "rounds with thinking": partial(probe_rounds, thinking=True),
+    "long result": turns.probe_long_result,
+    "results as parts": turns.probe_result_parts,
+    "results by id": turns.probe_results_by_id,
+    "one at a time": probe_one_at_a_time,
+}

@@ -1,44 +1,93 @@
-"""plain, arithmetic and code: fresh questions with known answers."""
+"""alive, plain, arithmetic and code: the server lists the model, and fresh questions with known answers."""
 
 import asyncio
 import unicodedata
 from functools import partial
 
-from moebox.core.verdict import Score
+from moebox.core import registry
+from moebox.loose import get_number, get_texts
 from moebox.phantom.format_questions import extract_code
 from moebox.phantom.question import Question
 from moebox.phantom.text_questions import text_flaw
 from moebox.sandbox import start as sandbox
 from moebox.verify.client import THIS_MACHINE
 from moebox.verify.completions import ChatAnswer
-from moebox.verify.session import ProbeFailed, ProbeSkipped
-from moebox.verify.trials import Check, CheckSession, Judge, QuestionAttempt, TrialOutcome, judge_answer, model_failure
+from moebox.verify.session import REJECTED_STATUSES, EndpointUnusable, ProbeFailed, ProbeSkipped, raise_for_failure
+from moebox.verify.statistics import ModelFailure
+from moebox.verify.trials import CheckSession, Probes, judge_answer, probe_family
+from moebox.verify.violations import object_of, objects_of, parse_json_or
 
 FOREIGN_SHARE = 0.2  # of the letters outside the Latin script, from which an answer is not in English
 STORY_TOKENS = 240  # several times the loops that are looked for
 SENTENCE_ENDS = ".!?…\"'”’)*`:;>"  # how a complete text may end
 
 
+async def probe_models(session: CheckSession) -> str:
+    """/v1/models lists the model. Learn the context length and the engine from it."""
+    endpoint = session.endpoint
+    exchange = session.keep_evidence(await session.client.get(f"{endpoint.base_url}/models"))
+    raise_for_failure(exchange)
+    data = object_of(parse_json_or(exchange.response)).get("data")
+    if not isinstance(data, list):
+        raise ProbeFailed("/v1/models does not answer with a list of models")
+    listed = objects_of(data)
+    mine = next((item for item in listed if endpoint.model in (item.get("id"), *get_texts(item, "aliases"))), None)
+    if mine is None:
+        shown = ", ".join(str(item.get("id")) for item in listed[:8]) or "nothing"
+        if not endpoint.router:
+            raise EndpointUnusable(f"/v1/models does not list {endpoint.model!r}, but: {shown}")
+        session.context_limit = endpoint.context or None
+        return f"{endpoint.router} lists {shown}; name and context are the fleet's"
+    limit, owner = mine.get("max_model_len") or object_of(mine.get("meta")).get("n_ctx"), str(mine.get("owned_by"))
+    session.context_limit = limit if isinstance(limit, int) and limit > 0 else None
+    known = registry.all_traits()
+    session.engine = session.engine or next((traits.name for traits in known if owner and traits.owned_by == owner), "")
+    # ik_llama.cpp lists the context of all slots together; one request has that of one slot, which /props reports.
+    has_slots = any(traits.name == session.engine and traits.has_slots for traits in known)
+    if session.context_limit is None or has_slots:
+        # The context of one slot, as llama.cpp reports it
+        props = parse_json_or((await session.client.get(f"{endpoint.server_url}/props")).response)
+        slot = get_number(props, "default_generation_settings.n_ctx") or 0
+        limits = (session.context_limit, endpoint.context, int(max(slot, 0)))
+        session.context_limit = min(filter(None, limits), default=None)
+    return f"context {session.context_limit:,}" if session.context_limit else ""
+
+
+async def probe_health(session: CheckSession) -> None:
+    """/health, if there is one, answers with success."""
+    exchange = session.keep_evidence(await session.client.get(f"{session.endpoint.server_url}/health"))
+    if 300 <= exchange.status < 500:  # a gateway may guard what is not part of the API
+        raise ProbeSkipped(f"the server has no /health for clients: HTTP {exchange.status}")
+    raise_for_failure(exchange)
+
+
+async def probe_answers(session: CheckSession) -> None:
+    """One small question gets an answer. Learn which settings the server accepts."""
+    question = session.draw("secret")
+    exchange = await session.post_chat(session.chat_request(question.messages, max_tokens=16))
+    if exchange.status in REJECTED_STATUSES and session.max_tokens_field in exchange.response:
+        session.max_tokens_field = "max_completion_tokens"
+        exchange = await session.post_chat(session.chat_request(question.messages, max_tokens=16))
+    if exchange.status in REJECTED_STATUSES:
+        session.accepts_template_arguments = False
+        exchange = await session.post_chat(session.chat_request(question.messages, max_tokens=16))
+    if session.read_answer(exchange).is_empty:
+        raise ProbeFailed("an empty answer")
+
+
 def judge_in_english(question: Question, answer: ChatAnswer) -> str:
     return judge_answer(question, answer) or foreign_script(answer.content)
-
-
-async def probe_family(
-    session: CheckSession, *, family: str, share: float, least: int = 2, judge: Judge = judge_answer
-) -> Score:
-    """Questions of one family are answered right."""
-    return await session.run_trials("answer", QuestionAttempt(session, family, judge=judge), share, least)
 
 
 async def probe_long_text(session: CheckSession) -> None:
     """A longer text stays coherent to its end: no loop, no run of one mark, no other language."""
 
-    async def attempt(stream: bool) -> TrialOutcome:
+    async def attempt(stream: bool) -> str:
         answer = await session.ask_question(session.draw("story"), max_tokens=STORY_TOKENS)
         if reason := text_flaw(answer.content, min_words=40) or foreign_script(answer.content):
             raise ProbeFailed(reason)
         ended = answer.finish_reason != "stop" or answer.content.rstrip()[-1:] in SENTENCE_ENDS
-        return TrialOutcome(reason="" if ended else f"finish_reason stop in mid-sentence: …{answer.content[-40:]!r}")
+        return "" if ended else f"finish_reason stop in mid-sentence: …{answer.content[-40:]!r}"
 
     await session.run_trials("text", attempt, 0.09, 1)
 
@@ -60,11 +109,11 @@ async def probe_functions(session: CheckSession) -> str:
     except sandbox.NoSandbox as problem:
         raise ProbeSkipped(f"{THIS_MACHINE}: code is not run here: {problem}") from None
 
-    async def attempt(stream: bool) -> TrialOutcome:
+    async def attempt(stream: bool) -> str:
         question = session.draw("code")
         answer = await session.ask_question(question)
         reason = judge_answer(question, answer) or await asyncio.to_thread(_run_cases, question, answer.content)
-        return model_failure(reason)  # other checks find words that a server lost
+        return ModelFailure(reason)  # other checks find words that a server lost
 
     await session.run_trials("answer", attempt, 0.25)
     return f"run behind {session.sandbox}"
@@ -86,20 +135,14 @@ def _run_cases(question: Question, text: str) -> str:
     return "" if len(outcome.values) == len(cases) else f"{name}: {len(outcome.values)} values came back"
 
 
-PLAIN = Check(
-    name="plain",
-    probes={
-        "facts": partial(probe_family, family="plain", share=0.38, judge=judge_in_english),
-        "memory": partial(probe_family, family="memory", share=0.25),
-        "at length": probe_long_text,
-    },
-    stop_if_failed=(frozenset({"facts", "at length"}),),
-)
-ARITHMETIC = Check(
-    name="arithmetic",
-    probes={
-        "sums": partial(probe_family, family="sums", share=1.0, least=8),
-        "counting": partial(probe_family, family="count", share=0.17, least=1),
-    },
-)
-CODE = Check(name="code", probes={"functions": probe_functions})
+ALIVE: Probes = {"models": probe_models, "health": probe_health, "answers": probe_answers}
+PLAIN: Probes = {
+    "facts": partial(probe_family, family="plain", share=0.38, judge=judge_in_english),
+    "memory": partial(probe_family, family="memory", share=0.25),
+    "at length": probe_long_text,
+}
+ARITHMETIC: Probes = {
+    "sums": partial(probe_family, family="sums", share=1.0, least=8),
+    "counting": partial(probe_family, family="count", share=0.17, least=1),
+}
+CODE: Probes = {"functions": probe_functions}

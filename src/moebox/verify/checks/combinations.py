@@ -8,7 +8,6 @@ import asyncio
 import itertools
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from moebox.core import catalogue
@@ -16,14 +15,15 @@ from moebox.phantom.format_questions import strip_fence
 from moebox.phantom.question import Question
 from moebox.phantom.tool_questions import calls_message, result_message
 from moebox.units import plural
-from moebox.verify.checks.json_modes import judge_json
+from moebox.verify.checks.schemas import judge_json
 from moebox.verify.checks.thinking import mixed_reasoning, reason_thinking_stays_on
 from moebox.verify.checks.tools import call_problem
 from moebox.verify.checks.turns import assistant_turn, user_turn
 from moebox.verify.completions import ChatAnswer, is_logprob
 from moebox.verify.options import TRIALS
-from moebox.verify.session import REJECTED_STATUSES, EndpointUnusable, ProbeFailed, ProbeSkipped, ProbeWarning
-from moebox.verify.trials import Check, CheckSession, judge_answer
+from moebox.verify.session import ProbeFailed, ProbeSkipped, ProbeWarning, Settings, question_settings
+from moebox.verify.statistics import ModelFailure
+from moebox.verify.trials import CheckSession, Probes, judge_answer
 
 Combination = dict[str, str]  # a value for each feature
 
@@ -38,7 +38,17 @@ FAMILIES = {
 }
 # These change how a request is served, never what is a right answer to it.
 NEUTRAL = ("streamed", "a stop string", "logprobs", "among others", "beside a cancelled stream")
-ABSENT_STOP = "⟦end of the letter⟧"  # is in no answer
+# Settings of the requests by feature; the stop string is in no answer.
+SETTINGS: dict[str, Mapping[str, Any]] = {
+    "thinking": {"thinking": True},
+    "no thinking": {"thinking": False},
+    "streamed": {"stream": True},
+    "a stop string": {"stop": ["⟦end of the letter⟧"]},
+    "logprobs": {"logprobs": True, "top_logprobs": 2},
+    "temperature 0.2 with a seed": {"temperature": 0.2, "seed": 7},
+    "forced call": {"tool_choice": "required"},
+    "choice none": {"tool_choice": "none"},
+}
 NEIGHBOUR_FAMILIES = ("json_schema", "tool_call")
 NEIGHBOUR_TOKENS = 16
 QUICK_ROWS, BRIEF_ROWS = 10, 6  # of the list of pairs, which begins with the rows that cover most
@@ -71,46 +81,9 @@ def cover_combinations(features: Mapping[str, Sequence[str]], strength: int, rng
     return rows
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CombinationRequest:
-    """A question with the settings of one combination."""
-
-    row: Combination
-    question: Question
-    messages: tuple[Any, ...]
-    settings: dict[str, Any]
-
-    def judge(self, session: CheckSession, answer: ChatAnswer) -> tuple[str, bool]:
-        """Return what is wrong, or "", and whether only the content is wrong, which a model may get wrong by itself."""
-        row, task = self.row, self.row["task"]
-        thinks = row["thinking"] == "thinking"
-        if task == "choice none":
-            return (f"tool_choice is none, yet {answer.calls[0].name} was called" if answer.calls else ""), False
-        if answer.leaked_mark:
-            return f"{answer.leaked_mark} leaked into the answer", False
-        if thinks and session.model_thinks and (mixed := mixed_reasoning(answer)):
-            return mixed, False
-        if not thinks and session.model_thinks and not session.always_thinks and answer.reasoning.strip():
-            return "thinking is off, yet reasoning came", False
-        # A server that never gave any is the business of the check of sampling
-        asked = (session.gives_logprobs, row["logprobs"] == "logprobs", answer.content, not answer.calls)
-        if all(asked) and not (answer.tokens and all(map(is_logprob, answer.logprobs))):
-            return "no valid log-probabilities came", False
-        if task in ("forced call", "named call") and (problem := call_problem(self.question, answer)):
-            return problem, False
-        wanted = self.settings.get("tool_choice")
-        if isinstance(wanted, dict) and {call.name for call in answer.calls} != {wanted["function"]["name"]}:
-            return f"{wanted['function']['name']} was required, and {answer.calls[0].name} was called", False
-        if not task.startswith("JSON"):
-            return judge_answer(self.question, answer), True
-        text = answer.content.strip()
-        return judge_json(self.question, answer), strip_fence(text) == text
-
-
-def build_request(row: Combination, question: Question, earlier: Question) -> CombinationRequest:
-    """The request of a combination; a plain row gives the question as it is, `earlier` is a tool's question before."""
+def build_request(row: Combination, question: Question, earlier: Question) -> tuple[list[Any], Settings]:
+    """Messages and settings of a combination; `earlier` is a question that needed a tool, asked before this one."""
     messages: list[Any] = list(question.messages)
-    tools = list(question.tools)
     if row["history"] == "after turns":
         messages = [user_turn("Good morning!"), assistant_turn("Good morning! How can I help?"), *messages]
     if row["history"] == "after a tool result":
@@ -119,19 +92,37 @@ def build_request(row: Combination, question: Question, earlier: Question) -> Co
         messages = [*earlier.messages, calls_message(*calls), *results, assistant_turn("Done."), *messages]
     if row["system"] == "a system message":
         messages.insert(0, {"role": "system", "content": "You are a helpful assistant."})
-    settings: dict[str, Any] = {"tools": tools or None, "response_format": question.response_format}
-    settings |= {"thinking": row["thinking"] == "thinking", "max_tokens": question.max_tokens}
-    settings["stream"] = row["transfer"] == "streamed"
-    if row["stop"] == "a stop string":
-        settings["stop"] = [ABSENT_STOP]
-    if row["logprobs"] == "logprobs":
-        settings |= {"logprobs": True, "top_logprobs": 2}
-    if row["heat"] != "temperature 0":
-        settings |= {"temperature": 0.2, "seed": 7}
-    name = question.expect[0][0] if question.family == "tool_call" else ""
-    choices = {"named call": {"type": "function", "function": {"name": name}}}
-    settings["tool_choice"] = {"forced call": "required", "choice none": "none", **choices}.get(row["task"])
-    return CombinationRequest(row=row, question=question, messages=tuple(messages), settings=settings)
+    settings = question_settings(question)
+    for value in row.values():
+        settings |= SETTINGS.get(value, {})
+    if row["task"] == "named call":
+        settings["tool_choice"] = {"type": "function", "function": {"name": question.expect[0][0]}}
+    return messages, settings
+
+
+def judge_combination(session: CheckSession, row: Combination, question: Question, answer: ChatAnswer) -> str:
+    """Return what is wrong, or "": a ModelFailure if only the content is, which a model may get wrong by itself."""
+    task, thinks = row["task"], row["thinking"] == "thinking"
+    if task == "choice none":
+        return f"tool_choice is none, yet {answer.calls[0].name} was called" if answer.calls else ""
+    if answer.leaked_mark:
+        return f"{answer.leaked_mark} leaked into the answer"
+    if thinks and session.model_thinks and (mixed := mixed_reasoning(answer)):
+        return mixed
+    if not thinks and session.model_thinks and not session.always_thinks and answer.reasoning.strip():
+        return "thinking is off, yet reasoning came"
+    # A server that never gave any is the business of the check of sampling
+    asked = (session.gives_logprobs, row["logprobs"] == "logprobs", answer.content, not answer.calls)
+    if all(asked) and not (answer.tokens and all(map(is_logprob, answer.logprobs))):
+        return "no valid log-probabilities came"
+    if task in ("forced call", "named call") and (problem := call_problem(question, answer)):
+        return problem
+    if task == "named call" and {call.name for call in answer.calls} != {question.expect[0][0]}:
+        return f"{question.expect[0][0]} was required, and {answer.calls[0].name} was called"
+    if not task.startswith("JSON"):
+        return ModelFailure(judge_answer(question, answer))
+    text, wrong = answer.content.strip(), judge_json(question, answer)
+    return ModelFailure(wrong) if strip_fence(text) == text else wrong
 
 
 class CombinationProbe:
@@ -144,17 +135,15 @@ class CombinationProbe:
         self.neighbours = []  # the same for each row: a prefix cache then knows their beginnings
         for family in NEIGHBOUR_FAMILIES:
             question = session.draw(family, thinking=session.model_thinks and family == "tool_call")
-            more = {"tools": list(question.tools) or None, "response_format": question.response_format}
-            body = session.chat_request(question.messages, thinking=question.thinking, max_tokens=NEIGHBOUR_TOKENS)
-            body |= {key: value for key, value in more.items() if value} | ({} if question.tools else {"stream": True})
-            self.neighbours.append(body)
+            settings = question_settings(question) | {"max_tokens": NEIGHBOUR_TOKENS, "stream": not question.tools}
+            self.neighbours.append(session.chat_request(question.messages, **settings))
         self.refused: dict[str, str] = {}
         self.found: list[str] = []
 
-    async def ask(self, row: Combination, question: Question) -> tuple[str, bool]:
-        """Send one combination and judge it; a rejection raises ProbeFailed with its status."""
-        session, request = self.session, build_request(row, question, self.earlier)
-        others: list[asyncio.Task[Any]] = []
+    async def ask(self, row: Combination, question: Question) -> str:
+        """Send one combination and judge it; a rejection counts as no failure and is noted."""
+        session, others = self.session, list[asyncio.Task[Any]]()
+        messages, settings = build_request(row, question, self.earlier)
         if row["neighbours"] == "among others":
             turns = session.draw("secret").messages  # another one each time: its prompt is read beside this answer
             fresh = session.chat_request(turns, max_tokens=NEIGHBOUR_TOKENS, stream=True)
@@ -165,56 +154,44 @@ class CombinationProbe:
             story = session.chat_request([user_turn("Write a long story.")], max_tokens=256, stream=True)
             others.append(asyncio.create_task(session.client.post_and_disconnect(session.chat_url, story)))
         try:
-            quiet = row["task"] == "choice none"
-            answer = await session.chat(request.messages, allow_marks=quiet, **request.settings)
+            answer = await session.chat(messages, allow_marks=row["task"] == "choice none", **settings)
+        except (ProbeSkipped, ProbeFailed) as problem:
+            if isinstance(problem, ProbeSkipped) or problem.is_rejection:
+                self.refused.setdefault(describe_row(row), str(problem))
+                return ""
+            return str(problem)
         finally:
             await asyncio.gather(*others, return_exceptions=True)
-        return request.judge(session, answer)
-
-    async def judge_row(self, row: Combination, question: Question) -> tuple[str, bool]:
-        """Like `ask`, with a reply that cannot be read as a failure; a rejection counts as no failure and is noted."""
-        try:
-            return await self.ask(row, question)
-        except EndpointUnusable:
-            raise
-        except (ProbeSkipped, ProbeFailed) as problem:
-            if isinstance(problem, ProbeSkipped) or problem.status in REJECTED_STATUSES:
-                self.refused.setdefault(describe_row(row), str(problem))
-                return "", False
-            return str(problem), False
+        return judge_combination(session, row, question, answer)
 
     async def try_row(self, row: Combination) -> None:
         """Ask a row; if it fails, ask it again, find the features that are needed for it, and count all of it."""
-        session = self.session
-        question = session.draw(FAMILIES[row["task"]], thinking=row["thinking"] == "thinking")
-        reason, content_only = await self.judge_row(row, question)
+        failures, stream = self.session.failures, row["transfer"] == "streamed"
+        question = self.session.draw(FAMILIES[row["task"]], thinking=row["thinking"] == "thinking")
+        reason = await self.ask(row, question)
         if not reason:
-            session.failures.add("combination", stream=row["transfer"] == "streamed")
+            failures.add("combination", stream=stream)
             return
-        again = [await self.judge_row(row, question) for _ in range(CONFIRMATIONS)]
+        again = [await self.ask(row, question) for _ in range(CONFIRMATIONS)]
         plain = {**self.plain, "task": row["task"]}
-        fails_plain, _ = await self.judge_row(plain, question)
+        fails_plain = await self.ask(plain, question)
         smallest = plain if fails_plain else row
-        if all((not fails_plain, len(self.found) < MAX_REDUCED, *(other for other, _ in again))):
+        if not fails_plain and len(self.found) < MAX_REDUCED and all(again):
             smallest = await self.reduce(row, question)
         needed = {value for name, value in smallest.items() if value != self.plain[name]}
-        models_own = content_only and (bool(fails_plain) or not needed & set(NEUTRAL))
         text = f"{describe_row(smallest)}: {reason}"
         self.found.append(text)
-        if models_own:  # the same answer each time counts once
-            session.failures.add("combination", text, "model", stream=row["transfer"] == "streamed")
+        if isinstance(reason, ModelFailure) and (fails_plain or not needed & set(NEUTRAL)):
+            failures.add("combination", ModelFailure(text), stream=stream)  # the same answer each time counts once
             return
-        for wrong in (reason, *(other for other, _ in again)):
-            session.failures.add("combination", text if wrong else "", stream=row["transfer"] == "streamed")
+        for wrong in (reason, *again):
+            failures.add("combination", text if wrong else "", stream=stream)
 
     async def reduce(self, row: Combination, question: Question) -> Combination:
         """Return the row with every feature plain that the failure does not need."""
         for name in FEATURES:
-            if name == "task" or row[name] == self.plain[name]:
-                continue
             simpler = {**row, name: self.plain[name]}
-            reason, _ = await self.judge_row(simpler, question)
-            if reason:
+            if name != "task" and simpler != row and await self.ask(simpler, question):
                 row = simpler
         return row
 
@@ -227,35 +204,28 @@ def describe_row(row: Combination) -> str:
     return " + ".join(value for name, value in row.items() if value != PLAIN[name]) or "a plain request"
 
 
-def offered_features(session: CheckSession) -> dict[str, tuple[str, ...]]:
-    """The features without those that this model or server does not have."""
-    features = dict(FEATURES)
-    if not session.model_thinks:
-        features["thinking"] = ("no thinking",)
-    elif reason_thinking_stays_on(session) or session.always_thinks:
-        features["thinking"] = ("thinking",)
-    return features
-
-
 async def probe_combinations(session: CheckSession) -> str | ProbeWarning:
     """Every pair of features, each row once; a failure is asked again and reduced."""
-    features, trials = offered_features(session), session.options.trials
+    features, trials = dict(FEATURES), session.options.trials
+    if not session.model_thinks:
+        features["thinking"] = ("no thinking",)
+    elif reason_thinking_stays_on(session):
+        features["thinking"] = ("thinking",)
     rows = cover_combinations(features, 3 if trials >= TRIALS["thorough"] else 2, session.rng)
     if trials <= TRIALS["quick"]:
         rows = rows[: BRIEF_ROWS if session.options.brief else QUICK_ROWS]
     # Prompts that begin alike follow each other, for a prefix cache
     rows.sort(key=lambda row: (FAMILIES[row["task"]], row["system"], row["history"], row["thinking"]))
     probe = CombinationProbe(session, features)
-    done = 0
-    for row in rows:
+    done: list[Combination] = []
+    for _, row in session.track(rows):
         if session.seconds_left <= 0:
             break
-        session.trial_progress = (done + 1, len(rows))
         await probe.try_row(row)
-        done += 1
-    pairs, total = covered_pairs(features, rows[:done])
+        done.append(row)
+    pairs, total = covered_pairs(features, done)
     refused = f"; {plural(len(probe.refused), 'combination')} refused by the server" if probe.refused else ""
-    return f"{plural(done, 'combination')}, {pairs} of {total} pairs of features{refused}"
+    return f"{plural(len(done), 'combination')}, {pairs} of {total} pairs of features{refused}"
 
 
 def covered_pairs(features: Mapping[str, Sequence[str]], rows: Sequence[Combination]) -> tuple[int, int]:
@@ -265,4 +235,4 @@ def covered_pairs(features: Mapping[str, Sequence[str]], rows: Sequence[Combinat
     return len(seen), sum(len(features[first]) * len(features[second]) for first, second in groups)
 
 
-CHECK = Check(name="combinations", probes={"pairs": probe_combinations})
+PROBES: Probes = {"pairs": probe_combinations}

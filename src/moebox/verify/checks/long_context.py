@@ -8,8 +8,9 @@ from moebox.units import format_count
 from moebox.verify.checks.limits import MAX_PLAUSIBLE_CONTEXT
 from moebox.verify.completions import ChatAnswer
 from moebox.verify.session import ProbeFailed, ProbeSkipped
+from moebox.verify.statistics import ModelFailure
 from moebox.verify.tokens import count_prompt_tokens
-from moebox.verify.trials import Check, CheckSession, judge_answer
+from moebox.verify.trials import CheckSession, Probes, judge_answer
 
 UNASKED_TOKENS = 16384  # at most, if the user gave no length
 BRIEF_TOKENS = 768  # at most, in a quick run
@@ -37,7 +38,7 @@ async def probe_needles(session: CheckSession) -> str:
         length, source = await _choose_length(session)
         room = session.draw("needle", chars=100).max_tokens + RESERVE_TOKENS
         session.client.deadline_s = max(session.client.deadline_s, length / MIN_PREFILL_TOK_S)
-        maker = await _TextMaker.measure(session, length - room)
+        maker = _TextMaker(session)
         depths = session.options.depths
         count = await _ask_needles(session, maker, depths, length - room)
         if len(depths) > 1 and length > MIN_TOKENS:
@@ -81,24 +82,19 @@ async def _ask_needles(session: CheckSession, maker: "_TextMaker", depths: Seque
             continue
         reason = f"at depth {depth:.0%} of {target:,} tokens: {wrong}"
         if _is_near(question, answer):  # the model read the needle, or it could not have begun it
-            session.failures.add("context", reason, "model")
+            session.failures.add("context", ModelFailure(reason))
         elif not judge_answer(question, await session.ask_question(question)):
             session.failures.add("context", f"{reason}; asked again, it was found")
-        elif await _finds_other_needle(session, maker, depth, target):
-            session.failures.add("context", reason, "model")
         else:
-            others = f"nor was it in {OTHER_TEXTS} other texts: this part of a prompt is lost"
-            raise ProbeFailed(f"{reason}; {others}")
+            for _ in range(OTHER_TEXTS):
+                (other, *_), _ = await maker.fit_text([depth], target)
+                answer = await session.ask_question(other)
+                if not judge_answer(other, answer) or _is_near(other, answer):
+                    session.failures.add("context", ModelFailure(reason))
+                    break
+            else:
+                raise ProbeFailed(f"{reason}; nor was it in {OTHER_TEXTS} other texts: this part of a prompt is lost")
     return count
-
-
-async def _finds_other_needle(session: CheckSession, maker: "_TextMaker", depth: float, target: int) -> bool:
-    for _ in range(OTHER_TEXTS):
-        (question, *_), _ = await maker.fit_text([depth], target)
-        answer = await session.ask_question(question)
-        if not judge_answer(question, answer) or _is_near(question, answer):
-            return True
-    return False
 
 
 def _require_whole_prompt(answer: ChatAnswer, sent: int) -> None:
@@ -114,27 +110,22 @@ def _is_near(question: Question, answer: ChatAnswer) -> bool:
 class _TextMaker:
     """Makes texts that fill a number of tokens, and learns how many characters that takes."""
 
-    def __init__(self, session: CheckSession, chars_per_token: float, source: str) -> None:
-        self.session, self.chars_per_token, self.source = session, chars_per_token, source
-
-    @classmethod
-    async def measure(cls, session: CheckSession, target: int) -> "_TextMaker":
-        """Measure the characters per token of such text on a sample."""
-        chars = round(min(target, 2000) * FIRST_CHARS_PER_TOKEN / 2)
-        question = session.draw("needle", chars=chars)
-        count, source = await count_prompt_tokens(session, question.messages)
-        if count <= 0:
-            raise ProbeSkipped("the server counts no tokens: neither /tokenize nor usage")
-        rate = len(str(question.messages[0]["content"])) / count
-        return cls(session, min(MAX_CHARS_PER_TOKEN, max(MIN_CHARS_PER_TOKEN, rate)), source)
+    def __init__(self, session: CheckSession) -> None:
+        self.session, self.chars_per_token, self.source = session, 0.0, ""
 
     async def fit_text(self, depths: Sequence[float], target: int) -> tuple[list[Question], int]:
         """Needles in a text that nearly fills `target` tokens without exceeding it; its tokens."""
+        if not self.source:  # measured on a sample
+            sample = self.session.draw("needle", chars=round(min(target, 2000) * FIRST_CHARS_PER_TOKEN / 2))
+            count, self.source = await count_prompt_tokens(self.session, sample.messages)
+            if count <= 0:
+                raise ProbeSkipped("the server counts no tokens: neither /tokenize nor usage")
+            rate = len(str(sample.messages[0]["content"])) / count
+            self.chars_per_token = min(MAX_CHARS_PER_TOKEN, max(MIN_CHARS_PER_TOKEN, rate))
         if target < 64:
             raise ProbeSkipped(f"{target} tokens are too few to hide something in")
         fits: list[tuple[int, list[Question]]] = []
-        middle = (1 + MIN_FILL) / 2
-        aim = middle
+        aim = middle = (1 + MIN_FILL) / 2
         for _ in range(MAX_TRIES):
             chars = max(64, round(aim * target * self.chars_per_token) - FRAME_CHARS)
             questions = haystack_questions(self.session.rng, chars=chars, depths=depths)
@@ -168,16 +159,15 @@ async def probe_announced_length(session: CheckSession) -> str:
         return session.notes[-1]
     with session.allow_slow_replies():
         room = session.draw("needle", chars=100).max_tokens + RESERVE_TOKENS
-        maker = await _TextMaker.measure(session, limit - room)
-        (question, *_), count = await maker.fit_text([0.5], limit - room)
+        (question, *_), count = await _TextMaker(session).fit_text([0.5], limit - room)
         try:
             answer = await session.ask_question(question)
         except ProbeFailed as problem:
             raise ProbeFailed(f"{limit:,} tokens announced, {count:,} refused: {problem}") from None
         _require_whole_prompt(answer, count)
         wrong = judge_answer(question, answer)
-        session.failures.add("context", wrong, "model", where=f"in the middle of {count:,} tokens")
+        session.failures.add("context", ModelFailure(wrong), where=f"in the middle of {count:,} tokens")
         return f"{format_count(count)} of {format_count(limit)} tokens announced"
 
 
-CHECK = Check(name="long-context", probes={"needles": probe_needles, "announced": probe_announced_length})
+PROBES: Probes = {"needles": probe_needles, "announced": probe_announced_length}

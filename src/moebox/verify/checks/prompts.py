@@ -1,6 +1,7 @@
 """prompts: system messages, content as parts and characters outside ASCII reach the model, and come back."""
 
 import json
+from functools import partial
 from typing import Any
 
 from moebox.core.verdict import Score
@@ -9,11 +10,11 @@ from moebox.phantom.text_questions import haystack_questions
 from moebox.phantom.tool_questions import TOOLS
 from moebox.units import plural
 from moebox.verify.checks import texts, turns
-from moebox.verify.checks.tool_history import MIN_TOKENS_PER_WORD
-from moebox.verify.checks.turns import PADDING, PADDING_TOKENS, assistant_turn, chat_or_skip, prompt_grew, user_turn
+from moebox.verify.checks.turns import HELLO, PADDING, PADDING_TOKENS, assistant_turn, count_tokens, user_turn
 from moebox.verify.options import TRIALS
-from moebox.verify.session import REJECTED_STATUSES, ProbeFailed, ProbeSkipped, ProbeWarning, require_token_count
-from moebox.verify.trials import Check, CheckSession, TrialOutcome, judge_answer, model_failure, require_capability
+from moebox.verify.session import REJECTED_STATUSES, ProbeFailed, ProbeSkipped, ProbeWarning
+from moebox.verify.statistics import ModelFailure
+from moebox.verify.trials import CheckSession, Probes, judge_answer
 
 LONG_SYSTEM = PADDING * 30  # 720 words: an agent's system message is pages long
 NOTE = "Read every word of this note before you use the tool. "
@@ -35,28 +36,30 @@ async def probe_system(session: CheckSession) -> ProbeWarning | None:
     few = (await session.chat(short, max_tokens=1)).token_count("prompt")
     for text in [PADDING, LONG_SYSTEM] if session.is_roomy else [PADDING]:
         with session.allow_slow_replies():
-            turns = [_system_turn(text), *question.messages]
-            many, sent = (await session.chat(turns, max_tokens=1)).token_count("prompt"), len(text.split())
-        if not prompt_grew(few, many, MIN_TOKENS_PER_WORD * sent):
+            long, sent = [_system_turn(text), *question.messages], len(text.split())
+            many = (await session.chat(long, max_tokens=1)).token_count("prompt")
+        if not turns.prompt_grew(few, many, turns.MIN_TOKENS_PER_WORD * sent):
             counts = f"{few} and {many} prompt tokens"
             raise ProbeFailed(f"{sent} words of a system message, but {counts}: it is cut or dropped")
 
-    async def attempt(in_system: bool) -> TrialOutcome:
+    async def attempt(in_system: bool) -> str:
         place, code = session.rng.choice(vocabulary.PLACES), vocabulary.draw_code(session.rng, 6)
         fact = f"The access code for the {place} is {code}."
         ask = f"What is the access code for the {place}? Answer with the code only."
-        turns = [_system_turn(f"You are a helpful assistant. {fact}"), user_turn(ask)]
-        answer = await session.chat(turns if in_system else [user_turn(f"{fact} {ask}")], max_tokens=64)
-        return model_failure("" if code in answer.content else f"{code} expected, got {answer.content[:60]!r}")
+        apart = [_system_turn(f"You are a helpful assistant. {fact}"), user_turn(ask)]
+        answer = await session.chat(apart if in_system else [user_turn(f"{fact} {ask}")], max_tokens=64)
+        return "" if code in answer.content else f"{code} expected, got {answer.content[:60]!r}"
 
-    outcomes = [await attempt(True) for _ in range(session.options.trial_share(0.38))]
-    lost = [outcome.reason for outcome in outcomes if outcome.reason]
-    if lost:
-        await require_capability(attempt, "repeat a code from the prompt")
-    if len(lost) > len(outcomes) / 2:
-        return ProbeWarning(f"a system message had no effect in {len(lost)} of {len(outcomes)} answers: {lost[0]}")
-    for outcome in outcomes:
-        session.failures.add("prompt", outcome.reason, outcome.attributed_to)
+    reasons = [await attempt(True) for _ in range(session.options.trial_share(0.38))]
+    lost = [*filter(None, reasons)]
+    # The limits of a model prove nothing about the server
+    unable = [*filter(None, [await attempt(False) for _ in range(2)])] if lost else []
+    if unable:
+        raise ProbeSkipped(f"model, not server: it cannot repeat a code from the prompt ({unable[0]})")
+    if len(lost) > len(reasons) / 2:
+        return ProbeWarning(f"a system message had no effect in {len(lost)} of {len(reasons)} answers: {lost[0]}")
+    for reason in reasons:
+        session.failures.add("prompt", ModelFailure(reason))
     return None
 
 
@@ -66,12 +69,12 @@ def _system_turn(text: str) -> dict[str, str]:
 
 async def probe_parts(session: CheckSession) -> Score | ProbeWarning:
     """Every part of content that is a list of parts is read."""
-    hello = user_turn([{"type": "text", "text": "Hello!"}])
-    first = await session.post_chat(session.chat_request([hello], max_tokens=16))
+    hello = [user_turn([{"type": "text", "text": "Hello!"}])]
+    first = await session.post_chat(session.chat_request(hello, max_tokens=16))
     if first.status in REJECTED_STATUSES:
         return ProbeWarning(f"HTTP {first.status} for content as parts")
 
-    async def attempt(stream: bool) -> TrialOutcome:
+    async def attempt(stream: bool) -> str:
         (question,) = haystack_questions(session.rng, chars=120, depths=[0.5])
         # The text before the code, the text with it, and the question: each is needed
         text = str(question.messages[0]["content"])
@@ -82,30 +85,28 @@ async def probe_parts(session: CheckSession) -> Score | ProbeWarning:
         reason = judge_answer(question, answer)
         if reason and judge_answer(question, await session.ask_question(question)):
             raise ProbeSkipped(f"model, not server: it cannot find a code in a short text ({reason})")
-        return TrialOutcome(reason=reason)
+        return reason
 
     return await session.run_trials("prompt", attempt, 0.25)
 
 
 async def probe_whole_history(session: CheckSession) -> None:
     """Every turn of a long conversation reaches the model: the prompt grows with each."""
-    turns: list[Any] = []
+    history: list[Any] = []
     if not session.refusals.get("system messages"):
-        turns.append(_system_turn(PADDING * 3))  # longer than a step: if it is dropped, that step does not grow
+        history.append(_system_turn(PADDING * 3))  # longer than a step: if it is dropped, that step does not grow
     last = pair = 0
     for step, answer in enumerate(("I will.", "I will.", PADDING, PADDING, "I will.")):
         ask = "Go on." if step == LAST_STEP else f"Remember: {vocabulary.draw_sentence(session.rng)}"
-        turns += [user_turn(ask), assistant_turn(answer)]
-        now = require_token_count(await session.chat([*turns, user_turn("Hello!")], max_tokens=1))
+        history += [user_turn(ask), assistant_turn(answer)]
+        now = await count_tokens(session, [*history, HELLO])
+        least = 5 + (PADDING_TOKENS if answer == PADDING else 1)
+        turns.expect_growth(session, "prompt", "two more turns", last, now, least)
         last, pair = now, now - last
-        grown = pair > 4 + (PADDING_TOKENS if answer == PADDING else 1)
-        session.failures.expect(
-            "prompt", grown, f"two more turns took the prompt from {last - pair} to {last} tokens only"
-        )
     many = MANY_TURNS if session.is_roomy else MANY_TURNS // 2
-    turns += [user_turn("Go on."), assistant_turn("I will.")] * many
+    history += [user_turn("Go on."), assistant_turn("I will.")] * many
     with session.allow_slow_replies():
-        count = (await session.chat([*turns, user_turn("Hello!")], max_tokens=1)).token_count("prompt") or 0
+        count = await count_tokens(session, [*history, HELLO])
     wanted = last + many * pair  # the last step shows what such a pair of turns takes
     reason = f"{2 * many} more turns make {count} prompt tokens, not {wanted}: old ones are dropped"
     slack = PADDING_TOKENS // 2 + many  # a clock in the template may have made that pair a token longer
@@ -123,7 +124,8 @@ async def probe_many_tools(session: CheckSession) -> str | ProbeWarning:
         tools = await tools_that_fit(session, tools)
         middle = len(tools) // 2
         # In this order a prefix cache with one entry knows the tools before
-        half, most, few = [await _tool_tokens(session, tools[:number]) for number in (middle, len(tools), 1)]
+        sizes = (middle, len(tools), 1)
+        half, most, few = [await count_tokens(session, [HELLO], tools=tools[:size], exact=True) for size in sizes]
     if few == most:
         return ProbeWarning(f"1 tool and {len(tools)} are {few} prompt tokens: tools are not counted, or not read")
     first, second = (len(json.dumps(part)) for part in (tools[1:middle], tools[middle:]))
@@ -138,16 +140,11 @@ async def tools_that_fit(session: CheckSession, tools: list[Any]) -> list[Any]:
     """As many tools as a short context holds, judged by the first three."""
     if not session.context_limit or session.context_limit >= TOOLS_CONTEXT:
         return tools
-    number = int(0.45 * session.context_limit / (await _tool_tokens(session, tools[:3]) / 3))
+    tokens = await count_tokens(session, [HELLO], tools=tools[:3], exact=True)
+    number = int(0.45 * session.context_limit / (tokens / 3))
     if number < 4:
         raise ProbeSkipped(f"a context of {session.context_limit:,} tokens holds {plural(number, 'tool')}")
     return tools[:number]
-
-
-async def _tool_tokens(session: CheckSession, tools: list[Any]) -> int:
-    return require_token_count(
-        await session.chat([user_turn("Hello!")], tools=tools, max_tokens=1, exact=True, allow_marks=True)
-    )
 
 
 async def probe_long_descriptions(session: CheckSession) -> str:
@@ -165,31 +162,27 @@ async def probe_long_descriptions(session: CheckSession) -> str:
     long = [{**tool, "function": {**function, **changed}}]
     with session.allow_slow_replies():
         plain = await session.ask_question(question, tools=[tool])
-        answer = await chat_or_skip(session, list(question.messages), tools=long)
+        answer = await turns.chat_or_skip(session, list(question.messages), tools=long)
     answered = answer.calls or not answer.is_empty
     session.failures.expect("tool-call", answered, "an empty answer to a tool with a long description")
     few, many = plain.token_count("prompt"), answer.token_count("prompt")
     if few is None or many is None:
         return "answered"
     more = len(" ".join(notes).split()) - 1
-    grown = many > few + MIN_TOKENS_PER_WORD * more or many == few  # equal: the server does not count tools
-    reason = f"{more} more words in descriptions of a tool took the prompt from {few} to {many} tokens only"
-    session.failures.expect("prompt", grown, reason)
+    least = turns.MIN_TOKENS_PER_WORD * more if many != few else 0  # equal: the server does not count tools
+    turns.expect_growth(session, "prompt", f"{more} more words in descriptions of a tool", few, many, least)
     return f"{many - few} more prompt tokens for a long description"
 
 
-CHECK = Check(
-    name="prompts",
-    probes={
-        "system": probe_system,
-        "parts": probe_parts,
-        "whole history": probe_whole_history,
-        "forms of turns": turns.probe_conversation_forms,
-        "forms of requests": turns.probe_request_fields,
-        "many tools": probe_many_tools,
-        "long descriptions": probe_long_descriptions,
-        "characters": texts.probe_characters,
-        "in arguments": texts.probe_characters_in_arguments,
-        "in JSON": texts.probe_characters_in_json,
-    },
-)
+PROBES: Probes = {
+    "system": probe_system,
+    "parts": probe_parts,
+    "whole history": probe_whole_history,
+    "forms of turns": partial(turns.probe_variants, table="conversation"),
+    "forms of requests": partial(turns.probe_variants, table="fields"),
+    "many tools": probe_many_tools,
+    "long descriptions": probe_long_descriptions,
+    "characters": texts.probe_characters,
+    "in arguments": partial(texts.probe_forced_characters, where="arguments"),
+    "in JSON": partial(texts.probe_forced_characters, where="JSON"),
+}

@@ -15,8 +15,8 @@ from moebox.quality.wire import NextToken, next_token_request, parse_next_tokens
 from moebox.units import format_count
 from moebox.verify.options import TRIALS
 from moebox.verify.session import ProbeSkipped, error_text
-from moebox.verify.trials import Check, CheckSession, TrialOutcome, pass_if
-from moebox.verify.violations import parse_strict_json
+from moebox.verify.trials import CheckSession, Probes
+from moebox.verify.violations import is_json, parse_json_or
 
 TOPS = (20, 20, 5)  # most likely tokens asked for; some servers refuse more than 5, and a text may be at its end
 TOKENS = 6  # generated and compared as long as both routes write the same
@@ -73,14 +73,11 @@ class RouteReader:
         path, body = next_token_request("prefixes", session.endpoint.model, text, self.top, TOKENS)
         if fresh:
             body = {**body, "cache_prompt": False, "cache_salt": secrets.token_hex(8)}
-        exchange = session.keep_evidence(await session.client.post(session.endpoint.server_url + path, body))
-        try:
-            found = parse_next_tokens("prefixes", parse_strict_json(exchange.response), 0)
-        except ValueError:
-            return []
+        exchange = await session.post(session.endpoint.server_url + path, body)
+        found = parse_next_tokens("prefixes", parse_json_or(exchange.response), 0)
         if exchange.status == 200 and found and len(found[0].top) < 2:
             raise ProbeSkipped("it gives only the most likely token")
-        if exchange.status >= 500 and "parse" not in error_text(exchange):
+        if is_json(exchange.response) and exchange.status >= 500 and "parse" not in error_text(exchange):
             raise ProbeSkipped(f"/v1/completions fails: {error_text(exchange)}")
         return found
 
@@ -102,18 +99,19 @@ def apart(left: Sequence[NextToken], right: Sequence[NextToken]) -> float:
 Route = Callable[[RouteReader, str], Awaitable[Sequence[list[NextToken]]]]
 
 
-def _shared_reader(session: CheckSession) -> RouteReader:
-    return session.route_reader if isinstance(session.route_reader, RouteReader) else RouteReader(session)
+async def _shared_reader(session: CheckSession) -> RouteReader:
+    reader = session.route_reader if isinstance(session.route_reader, RouteReader) else RouteReader(session)
+    await reader.prepare()
+    return reader
 
 
 async def probe_route(session: CheckSession, name: str, route: Route, *, again: bool = False, part: float = 1.0) -> str:
     """Read texts alone and by a route; with `again` texts of other routes, as this one does not use the cache."""
-    reader = _shared_reader(session)
-    await reader.prepare()
+    reader = await _shared_reader(session)
     known = list(reader.alone) if again else []
     worst = 0.0
 
-    async def attempt(stream: bool) -> TrialOutcome:
+    async def attempt(stream: bool) -> str:
         nonlocal worst
         for _ in TOPS:
             text = known.pop() if known else reader.draw_text(round(part * reader.chars))
@@ -124,7 +122,8 @@ async def probe_route(session: CheckSession, name: str, route: Route, *, again: 
         readings = await route(reader, text)
         share = max((apart(reader.alone[text], reading) for reading in readings), default=0.0)
         worst = max(worst, share)
-        return pass_if(share <= reader.allowed, f"{name} differ: {share:.0%} of the probability is on other tokens")
+        same = share <= reader.allowed
+        return "" if same else f"{name} differ: {share:.0%} of the probability is on other tokens"
 
     with session.allow_slow_replies():
         await session.run_trials("routes", attempt, 0.17, 2)
@@ -166,8 +165,7 @@ async def read_beside_long(reader: RouteReader, text: str) -> list[list[NextToke
 
 async def probe_long(session: CheckSession) -> str:
     """Prompts of 1k, 8k and 32k tokens and near the limit, from the cache."""
-    reader = _shared_reader(session)
-    await reader.prepare()
+    reader = await _shared_reader(session)
     limit = (session.options.context or session.context_limit or 0) - 64
     seconds_per_char = 0.0
     tried = []
@@ -190,14 +188,11 @@ async def probe_long(session: CheckSession) -> str:
     return f"{', '.join(tried)} tokens"
 
 
-CHECK = Check(
-    name="routes",
-    probes={
-        "cached": partial(probe_route, name="cached prefixes", route=read_cached),
-        "in pieces": partial(probe_route, name="prompts read in pieces", route=read_in_pieces),
-        "crowd": partial(probe_route, name="prompts in a crowd", route=read_in_crowd, again=True),
-        "slots": partial(probe_route, name="slots", route=read_in_slots, again=True),
-        "padded": partial(probe_route, name="short prompts beside long ones", route=read_beside_long, part=0.25),
-        "long": probe_long,
-    },
-)
+PROBES: Probes = {
+    "cached": partial(probe_route, name="cached prefixes", route=read_cached),
+    "in pieces": partial(probe_route, name="prompts read in pieces", route=read_in_pieces),
+    "crowd": partial(probe_route, name="prompts in a crowd", route=read_in_crowd, again=True),
+    "slots": partial(probe_route, name="slots", route=read_in_slots, again=True),
+    "padded": partial(probe_route, name="short prompts beside long ones", route=read_beside_long, part=0.25),
+    "long": probe_long,
+}

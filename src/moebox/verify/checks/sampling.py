@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -10,20 +10,22 @@ from typing import Any
 
 from moebox.core.verdict import HttpExchange, Score
 from moebox.stream.sse import parse_events
-from moebox.verify.causes import parse_chat
 from moebox.verify.checks.tools import judge_calls
-from moebox.verify.completions import NO_LOGPROBS, ChatAnswer, TokenLogprob, is_logprob
+from moebox.verify.checks.turns import user_turn
+from moebox.verify.completions import NO_LOGPROBS, ChatAnswer, TokenLogprob, is_logprob, parse_chat
 from moebox.verify.session import (
     REJECTED_STATUSES,
     ProbeFailed,
     ProbeSkipped,
     ProbeWarning,
-    error_text,
+    Settings,
+    question_settings,
     raise_for_failure,
     require_token_count,
     skip_if_rejected,
 )
-from moebox.verify.trials import PASSED, Check, CheckSession, TrialOutcome, judge_answer, model_failure, server_failure
+from moebox.verify.statistics import ModelFailure
+from moebox.verify.trials import CheckSession, Probes, judge_answer
 from moebox.verify.violations import is_count, object_of, objects_of, parse_json_or
 
 HOT = 1.8
@@ -60,8 +62,8 @@ async def probe_temperature(session: CheckSession) -> str | ProbeWarning:
         return f"{len(MODES)} answers at temperature {HOT} differ"
     if sure:
         raise ProbeSkipped("model, not server: too certain of its words for a temperature to show")
-    text = "it is ignored, or the model is too certain"
-    return ProbeWarning(f"{len(MODES)} answers at temperature {HOT} are identical: {text}")
+    text = f"{len(MODES)} answers at temperature {HOT} are identical"
+    return ProbeWarning(f"{text}: it is ignored, or the model is too certain")
 
 
 def _differ(answers: Sequence[ChatAnswer], stream: bool) -> bool:
@@ -78,32 +80,25 @@ async def probe_seed(session: CheckSession) -> str | ProbeWarning:
 
 async def _ask_hot(session: CheckSession, question: str, **more: Any) -> ChatAnswer:
     """Ask at a high temperature, with log-probabilities if the server offers them."""
-    body = session.chat_request([{"role": "user", "content": question}], max_tokens=16, **more)
-    body |= {"temperature": HOT, "top_p": 1}
+    body = session.chat_request([user_turn(question)], max_tokens=16, temperature=HOT, top_p=1, **more)
     exchange = await session.post_chat(body | {"logprobs": True})
     if exchange.status in REJECTED_STATUSES:
         exchange = await session.post_chat(body)
-    if exchange.status in REJECTED_STATUSES:
-        raise ProbeSkipped(f"refused: HTTP {exchange.status}{error_text(exchange)}")
-    return session.read_answer(exchange, stream=bool(body.get("stream")), allow_marks=True)
+    with skip_if_rejected("refused"):
+        return session.read_answer(exchange, allow_marks=True)
 
 
 async def probe_logprobs(session: CheckSession) -> Score | ProbeWarning:
     """Log-probabilities, whole and streamed, are numbers below zero that belong to the text."""
-    messages = session.draw("copy").messages
-    request = session.chat_request(messages, max_tokens=24, logprobs=True, top_logprobs=2)
-    first = await session.post_chat(request)
+    request = session.chat_request(session.draw("copy").messages, max_tokens=24, logprobs=True, top_logprobs=2)
     with skip_if_rejected(NO_LOGPROBS):
-        tokens = session.read_answer(first, stream=False).tokens
-    if not tokens:
-        return ProbeWarning("logprobs was accepted, but none came")
+        tokens = session.read_answer(await session.post_chat(request)).tokens
     if not any(token.top for token in tokens):
-        return ProbeWarning("top_logprobs was accepted, but none came")
+        return ProbeWarning(f"{'top_' if tokens else ''}logprobs was accepted, but none came")
 
-    async def attempt(stream: bool) -> TrialOutcome:
-        question = session.draw("copy")
-        answer = await session.ask_question(question, stream=stream, logprobs=True, top_logprobs=2)
-        return server_failure(logprob_problem(answer))
+    async def attempt(stream: bool) -> str:
+        settings: Settings = {"stream": stream, "logprobs": True, "top_logprobs": 2}
+        return logprob_problem(await session.ask_question(session.draw("copy"), **settings))
 
     return await session.run_both_modes("logprobs", attempt, 0.25)
 
@@ -112,15 +107,13 @@ async def probe_logprobs_at_stop(session: CheckSession) -> str | ProbeWarning:
     """Log-probabilities end where a stop string ends the text, and spell letters outside ASCII by their bytes."""
     messages = session.draw("count", start=7, end=30).messages
     request = session.chat_request(messages, max_tokens=256, logprobs=True, stop=[STOP])
-    exchange = await session.post_chat(request)
     with skip_if_rejected(NO_LOGPROBS):
-        stopped = session.read_answer(exchange, stream=False)
+        stopped = session.read_answer(await session.post_chat(request))
     session.failures.add("logprobs", tokens_after_stop(stopped, STOP))
-    wide = await session.chat([{"role": "user", "content": WIDE}], max_tokens=64, logprobs=True, allow_marks=True)
-    spelled = _spell_tokens(wide.tokens)
-    if wide.tokens and wide.content.strip() not in spelled:
-        texts = f"{spelled[:40]!r}, not {wide.content[:40]!r}"
-        return ProbeWarning(f"log-probabilities of letters outside ASCII spell {texts}")
+    wide = await session.chat([user_turn(WIDE)], max_tokens=64, logprobs=True, allow_marks=True)
+    spelled, text = _spell_tokens(wide.tokens), wide.content.strip()
+    if wide.tokens and text not in spelled:
+        return ProbeWarning(f"log-probabilities of letters outside ASCII spell {spelled[:40]!r}, not {text[:40]!r}")
     return "log-probabilities end with the text"
 
 
@@ -185,49 +178,45 @@ def split_choices(exchange: HttpExchange) -> dict[int, HttpExchange]:
         raise ProbeFailed(f"the indexes of the choices are {indexes}")
     parts: dict[int, HttpExchange] = {}
     for index in sorted({each for each in indexes if is_count(each)}):
-        own = [json.dumps(_select_choice(body, index)) for body in filter(None, bodies)]
+        own = []
+        for body in filter(None, bodies):
+            mine = [choice for choice in objects_of(body.get("choices")) if choice.get("index") == index]
+            own.append(json.dumps({**body, "choices": [{**choice, "index": 0} for choice in mine]}))
         events = "".join(f"data: {text}\n\n" for text in (*own, *["[DONE]"] * texts.count("[DONE]")))
         parts[index] = replace(exchange, response=events if stream else own[0])
     return parts
-
-
-def _select_choice(body: dict[str, object], index: int) -> dict[str, object]:
-    mine = [{**choice, "index": 0} for choice in objects_of(body.get("choices")) if choice.get("index") == index]
-    return {**body, "choices": mine}
 
 
 async def probe_choices(session: CheckSession) -> str | ProbeWarning:
     """Each choice of `n` is a right answer of its own, whole and streamed, with tools too; usage counts all."""
     ignored = False
 
-    async def attempt(stream: bool, family: str) -> TrialOutcome:
+    async def attempt(stream: bool, family: str) -> str:
         nonlocal ignored
         question = session.draw(family)
-        settings: Mapping[str, Any] = {"temperature": NEAR_GREEDY, "max_tokens": question.max_tokens}
-        settings = {**settings, "tools": list(question.tools) or None, "stream": stream}
-        exchange = await session.post_chat(session.chat_request(question.messages, n=CHOICES, **settings))
+        settings = question_settings(question) | {"temperature": NEAR_GREEDY, "n": CHOICES, "stream": stream}
+        exchange = await session.post_chat(session.chat_request(question.messages, **settings))
         with skip_if_rejected(f"the server does not accept n {CHOICES}"):
             raise_for_failure(exchange)
         parts = split_choices(exchange)
         answers = [*map(parse_chat, parts.values())]
         for answer in answers:
-            session.count_violations(answer.violations, stream=stream)
+            session.count_violations(answer, stream=stream)
         ignored = list(parts) == [0]
         if sorted(parts) != list(range(CHOICES)) and not ignored:
-            return server_failure(f"n is {CHOICES}, and the choices {sorted(parts)} came")
+            return f"n is {CHOICES}, and the choices {sorted(parts)} came"
         judge = judge_calls if question.tools else judge_answer
-        wrong = [
-            f"choice {at} of {CHOICES}: {why}" for at, each in enumerate(answers) if (why := judge(question, each))
-        ]
+        reasons = [judge(question, answer) for answer in answers]
+        wrong = [f"choice {at} of {CHOICES}: {reason}" for at, reason in enumerate(reasons) if reason]
         if stream and not wrong:
-            return PASSED
+            return ""
         alone = await session.ask_question(question, stream=stream, temperature=NEAR_GREEDY)
         if wrong:
-            return (model_failure if judge(question, alone) else server_failure)(wrong[0])
+            return ModelFailure(wrong[0]) if judge(question, alone) else wrong[0]
         made, one = answers[0].token_count("completion"), require_token_count(alone, "completion")
         reason = f"one answer is {one} tokens, and {CHOICES} of them count as {made}"
         session.failures.expect("usage", ignored or not made or made >= ALL_COUNTED * CHOICES * one, reason)
-        return PASSED
+        return ""
 
     for stream, family in ((False, "copy"), (True, "copy"), (True, "tool_call")):
         await session.run_trials("text", partial(attempt, family=family), 0.13, 1, stream=stream)
@@ -236,13 +225,10 @@ async def probe_choices(session: CheckSession) -> str | ProbeWarning:
     return f"{CHOICES} choices, whole, streamed and with tools"
 
 
-CHECK = Check(
-    name="sampling",
-    probes={
-        "temperature": probe_temperature,
-        "seed": probe_seed,
-        "logprobs": probe_logprobs,
-        "logprobs at a stop": probe_logprobs_at_stop,
-        "several choices": probe_choices,
-    },
-)
+PROBES: Probes = {
+    "temperature": probe_temperature,
+    "seed": probe_seed,
+    "logprobs": probe_logprobs,
+    "logprobs at a stop": probe_logprobs_at_stop,
+    "several choices": probe_choices,
+}

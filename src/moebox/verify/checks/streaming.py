@@ -13,15 +13,7 @@ from moebox.units import plural
 from moebox.verify.completions import ChatAnswer, parse_chat_stream
 from moebox.verify.options import TRIALS
 from moebox.verify.session import ProbeFailed, ProbeSkipped, ProbeWarning
-from moebox.verify.trials import (
-    PASSED,
-    Check,
-    CheckSession,
-    QuestionAttempt,
-    TrialOutcome,
-    judge_answer,
-    server_failure,
-)
+from moebox.verify.trials import CheckSession, Probes, QuestionAttempt, judge_answer
 from moebox.verify.violations import CLOCK_TOKENS, parse_json_or
 
 FAMILIES = ("copy", "copy", "secret", "sums")  # with little freedom: the same answer every time at temperature 0
@@ -50,20 +42,20 @@ LONG_PARTS = {"tool calls": 8000, "reasoning": 16_000}  # a file of about 30 kB;
 async def probe_same_words(session: CheckSession) -> None:
     """The pieces add up to the answer that comes without streaming, and count as many tokens."""
 
-    async def attempt(stream: bool) -> TrialOutcome:
+    async def attempt(stream: bool) -> str:
         return await compare_modes(session, session.draw(FAMILIES[session.rng.randrange(len(FAMILIES))]))
 
     await session.run_trials("text", attempt, stream=True)
 
 
-async def compare_modes(session: CheckSession, question: Question, **more: Any) -> TrialOutcome:
+async def compare_modes(session: CheckSession, question: Question, **more: Any) -> str:
     """A streamed reply has the text, reasoning, calls and token counts of the whole one, whether it is right or not."""
     whole, pieces = [await session.ask_question(question, stream=mode, **more) for mode in (False, True)]
     if reason := _mode_difference(whole, pieces):
         # On a busy engine two answers at temperature 0 may differ by numerics; then whole answers differ too
         again = await session.ask_question(question, **more)
-        varies = bool(_mode_difference(whole, again)) and question.grade(pieces.reply).ok
-        return PASSED if varies else server_failure(reason)
+        varies = bool(_mode_difference(whole, again)) and question.grade(pieces).ok
+        return "" if varies else reason
     difference = ""
     # A template may contain the time of day; an end-of-turn token may or may not be counted
     for key, slack in (("prompt", CLOCK_TOKENS), ("completion", 1)):
@@ -71,7 +63,7 @@ async def compare_modes(session: CheckSession, question: Question, **more: Any) 
         if a is not None and b is not None and abs(a - b) > slack:
             difference = difference or f"the same {key} is {a} tokens whole and {b} streamed"
     session.failures.add("usage", difference, stream=True)
-    return PASSED
+    return ""
 
 
 def _mode_difference(whole: ChatAnswer, pieces: ChatAnswer) -> str:
@@ -100,7 +92,7 @@ async def probe_plain_stream(session: CheckSession) -> str | ProbeWarning:
     question = session.draw("secret")
     body = session.chat_request(question.messages, max_tokens=question.max_tokens, stream=True)
     body.pop("stream_options", None)
-    answer = session.read_answer(await session.post_chat(body), stream=True)
+    answer = session.read_answer(await session.post_chat(body))
     reason = "nothing came in a stream without stream_options"
     session.failures.expect("text", not answer.is_empty, reason, stream=True)
     if not session.accepts_stream_options:
@@ -125,9 +117,9 @@ async def probe_pieces(session: CheckSession) -> ProbeWarning | None:
 
 def _held_back(exchange: HttpExchange) -> str:
     """Return how late the first piece of a slow stream came, or ""."""
-    if exchange.seconds <= SLOW_S or exchange.first_s <= HELD_BACK_SHARE * exchange.seconds:
-        return ""
-    return f"the first piece came after {exchange.first_s:.1f} of {exchange.seconds:.1f} s: buffered, not streamed"
+    late = exchange.seconds > SLOW_S and exchange.first_s > HELD_BACK_SHARE * exchange.seconds
+    text = f"the first piece came after {exchange.first_s:.1f} of {exchange.seconds:.1f} s: buffered, not streamed"
+    return text if late else ""
 
 
 async def probe_long_answer(session: CheckSession) -> str | ProbeWarning:
@@ -136,7 +128,7 @@ async def probe_long_answer(session: CheckSession) -> str | ProbeWarning:
     question = session.draw("copy", length=words)
     with session.allow_slow_replies():
         request = session.chat_request(question.messages, max_tokens=tokens, stream=True)
-        answer = session.read_answer(await session.post_dictated(request, question.expect), stream=True)
+        answer = session.read_answer(await session.post_dictated(request, question.expect))
     if reason := _held_back(session.exchanges[-1]):
         return ProbeWarning(reason)
     want, got = str(question.expect).split(), answer.content.split()
@@ -145,24 +137,19 @@ async def probe_long_answer(session: CheckSession) -> str | ProbeWarning:
         return f"{words:,} words, {made:,} tokens" if made else f"{words:,} words"
     kept = common_length(want, got)
     if kept == len(got) or (kept == len(got) - 1 < len(want) and want[kept].startswith(got[kept])):
-        return _early_end(session, answer, kept, words, tokens)
+        # It ended before its last word: one that was cut without a limit is a failure
+        made, used = answer.token_count("completion"), answer.token_count("total")
+        cut = answer.finish_reason == "length"
+        if cut and (made is None or made >= tokens - COPY_WORDS):
+            return f"{kept:,} of {words:,} words, then the requested limit of {tokens:,} tokens"
+        if cut and session.context_limit and used and used >= session.context_limit - MAX_WORD_TOKENS:
+            return f"{kept:,} of {words:,} words, then the end of the context"
+        reason = f"the answer ended after {kept:,} of {words:,} words with finish_reason {answer.finish_reason!r}"
+        session.failures.add("text", reason, stream=True)
+        return reason
     if damage := _describe_damage(want, got):
-        text = f"{kept:,} of {words:,} words came unchanged, then: {damage}; the model's fault or the server's"
-        return ProbeWarning(text)
+        return ProbeWarning(f"{kept:,} of {words:,} words unchanged, then: {damage}; the model's fault or the server's")
     raise ProbeSkipped(f"model, not server: it lost the thread after {kept:,} of {words:,} words")
-
-
-def _early_end(session: CheckSession, answer: ChatAnswer, kept: int, words: int, tokens: int) -> str:
-    """Describe why an answer ended before its last word; one that was cut without a limit is a failure."""
-    made, used = answer.token_count("completion"), answer.token_count("total")
-    if answer.finish_reason == "length" and (made is None or made >= tokens - COPY_WORDS):
-        return f"{kept:,} of {words:,} words, then the requested limit of {tokens:,} tokens"
-    context_full = bool(session.context_limit and used and used >= session.context_limit - MAX_WORD_TOKENS)
-    if answer.finish_reason == "length" and context_full:
-        return f"{kept:,} of {words:,} words, then the end of the context"
-    reason = f"the answer ended after {kept:,} of {words:,} words with finish_reason {answer.finish_reason!r}"
-    session.failures.add("text", reason, stream=True)
-    return reason
 
 
 async def _long_answer_size(session: CheckSession) -> tuple[int, int]:
@@ -243,12 +230,9 @@ def buffered_tokens(exchange: HttpExchange, part: str) -> int:
     return round(tokens) if tokens >= MIN_TOKENS else 0
 
 
-CHECK = Check(
-    name="streaming",
-    probes={
-        "same words": probe_same_words,
-        "without options": probe_plain_stream,
-        "in pieces": probe_pieces,
-        "long answer": probe_long_answer,
-    },
-)
+PROBES: Probes = {
+    "same words": probe_same_words,
+    "without options": probe_plain_stream,
+    "in pieces": probe_pieces,
+    "long answer": probe_long_answer,
+}

@@ -5,19 +5,17 @@ import itertools
 import json
 import re
 import unicodedata
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from urllib.parse import quote
 
 from moebox.core import catalogue
 from moebox.phantom import vocabulary
 from moebox.verify.checks.turns import chat_or_skip, user_turn
-from moebox.verify.completions import ChatAnswer
 from moebox.verify.options import TRIALS
-from moebox.verify.session import ProbeSkipped, ProbeWarning
+from moebox.verify.session import ProbeSkipped, ProbeWarning, Settings
 from moebox.verify.trials import CheckSession
-from moebox.verify.violations import parse_strict_json
+from moebox.verify.violations import object_of, parse_json_or
 
 _TEXTS = catalogue.load_table("check_requests")["texts"]
 TEXTS, EXACT = (tuple[str, ...](json.loads(_TEXTS[key])) for key in ("repeated", "exact"))
@@ -83,8 +81,7 @@ async def probe_characters(session: CheckSession) -> str:
     """Text outside ASCII comes back unchanged."""
     copied, unread = 0, ""
     texts = _draw_texts(session)
-    for number, text in enumerate(texts):
-        session.trial_progress = (number + 1, len(texts))
+    for number, text in session.track(texts):
         first = number % 2 == 1
         received = {first: await _repeat(session, text, first)}
         if text in LAYOUT or text not in received[first]:  # streams lose blanks and line ends in other places
@@ -110,61 +107,37 @@ async def _repeat(session: CheckSession, text: str, stream: bool) -> str:
     """Ask the model to repeat a text and return the answer."""
     turns = [user_turn(f"Repeat after me: {text}")]
     request = session.chat_request(turns, max_tokens=128, stream=stream)
-    return session.read_answer(await session.post_dictated(request, text), stream=stream, allow_marks=True).content
+    return session.read_answer(await session.post_dictated(request, text), allow_marks=True).content
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForcedValue:
-    """A value that a schema forced, and the text that contains it; no value if that could not be parsed."""
-
-    value: str | None = None
-    written: str = ""
-
-
-def _schema_of_city(text: str) -> dict[str, object]:
-    return {"type": "object", "properties": {"city": {"type": "string", "enum": [text]}}, "required": ["city"]}
-
-
-async def probe_characters_in_arguments(session: CheckSession) -> str | ProbeWarning:
-    """Texts come back unchanged in the arguments of a tool whose schema allows nothing else."""
-
-    async def forced_argument(text: str, stream: bool) -> ForcedValue:
-        about = {"name": "get_weather", "description": "Get the current weather in a city."}
-        turns = [user_turn("What is the weather in the only city that there is?")]
-        tools = [{"type": "function", "function": {**about, "parameters": _schema_of_city(text)}}]
-        answer = await chat_or_skip(session, turns, tools=tools, tool_choice="required", stream=stream)
-        return _read_city(answer, answer.calls[0].arguments) if answer.calls else ForcedValue()
-
-    return await _compare_forced(session, forced_argument, "arguments")
+def _force_city(text: str, where: str) -> tuple[str, Settings]:
+    """A question and the settings that allow one city only: in JSON, or in the arguments of a tool."""
+    schema = {"type": "object", "properties": {"city": {"type": "string", "enum": [text]}}, "required": ["city"]}
+    if where == "JSON":
+        wanted = {"name": "record", "strict": True, "schema": schema | {"additionalProperties": False}}
+        settings: Settings = {"response_format": {"type": "json_schema", "json_schema": wanted}}
+        return "Reply with a JSON object with the key city. There is one city only.", settings
+    function = {"name": "get_weather", "description": "Get the current weather in a city.", "parameters": schema}
+    settings = {"tools": [{"type": "function", "function": function}], "tool_choice": "required"}
+    return "What is the weather in the only city that there is?", settings
 
 
-async def probe_characters_in_json(session: CheckSession) -> str | ProbeWarning:
-    """Texts come back unchanged in JSON whose schema allows nothing else."""
-
-    async def forced_json(text: str, stream: bool) -> ForcedValue:
-        schema = {**_schema_of_city(text), "additionalProperties": False}
-        response_format = {"type": "json_schema", "json_schema": {"name": "record", "strict": True, "schema": schema}}
-        turns = [user_turn("Reply with a JSON object with the key city. There is one city only.")]
-        answer = await chat_or_skip(session, turns, response_format=response_format, stream=stream)
-        return _read_city(answer, answer.content)
-
-    return await _compare_forced(session, forced_json, "JSON")
-
-
-async def _compare_forced(
-    session: CheckSession, force: Callable[[str, bool], Awaitable[ForcedValue]], where: str
-) -> str | ProbeWarning:
-    """Texts that are the only value of their schema; judged only if the server enforces schemas at all."""
+async def probe_forced_characters(session: CheckSession, *, where: str) -> str | ProbeWarning:
+    """Texts that are the only value of their schema come back unchanged; judged if schemas are enforced at all."""
     requests = _choose_requests(session, where)
     kept, changed = 0, ""
-    for number, (text, stream) in enumerate(requests):
-        session.trial_progress = (number + 1, len(requests))
-        got = await force(text, stream)
-        garbled = "" if got.value is None else garbling(text, got.value)
+    for number, (text, stream) in session.track(requests):
+        ask, settings = _force_city(text, where)
+        answer = await chat_or_skip(session, [user_turn(ask)], stream=stream, **settings)
+        written = answer.content if where == "JSON" else "".join(call.arguments for call in answer.calls[:1])
+        if answer.finish_reason == "length":
+            written = ""  # an answer that was cut shows nothing
+        value = object_of(parse_json_or(written)).get("city")
+        garbled = garbling(text, value) if isinstance(value, str) else ""
         session.failures.add("unicode", garbled, stream=stream)
-        kept += got.value == text
-        if got.written and got.value != text and not garbled and not changed:
-            shown = got.written[:120] if got.value is None else got.value
+        kept += value == text
+        if written and value != text and not garbled and not changed:
+            shown = value if isinstance(value, str) else written[:120]
             changed = f"{text!r} came as {shown!r}, although the schema allows nothing else"
         if number == 1 and not kept:
             raise ProbeSkipped(f"the server does not enforce a schema with one allowed value in {where}: not judged")
@@ -187,15 +160,3 @@ def _choose_requests(session: CheckSession, where: str) -> list[tuple[str, bool]
         modes = (True, False) if text in both else ((number % 2 == 0) == (where == "JSON"),)
         requests += itertools.product((text,), modes)
     return requests
-
-
-def _read_city(answer: ChatAnswer, text: str) -> ForcedValue:
-    """The value under `city`; an answer that was cut shows nothing."""
-    if answer.finish_reason == "length":
-        return ForcedValue()
-    try:
-        found = parse_strict_json(text)
-    except ValueError:
-        return ForcedValue(written=text)
-    value = found.get("city") if isinstance(found, dict) else None
-    return ForcedValue(value=value if isinstance(value, str) else None, written=text)

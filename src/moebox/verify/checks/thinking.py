@@ -3,12 +3,12 @@
 import itertools
 from functools import partial
 
-from moebox.phantom.question import ModelReply, Question
-from moebox.verify.checks.json_modes import judge_json
+from moebox.phantom.question import Question
+from moebox.verify.checks.schemas import judge_json
 from moebox.verify.checks.streaming import compare_modes
 from moebox.verify.completions import ChatAnswer
 from moebox.verify.session import ProbeFailed, ProbeSkipped, ProbeWarning
-from moebox.verify.trials import Check, CheckSession, QuestionAttempt, TrialOutcome, judge_answer, pass_if
+from moebox.verify.trials import CheckSession, Probes, QuestionAttempt, judge_answer
 
 MIN_SHARED_CHARS = 30  # of reasoning in the answer too, before that is a leak
 
@@ -33,10 +33,10 @@ async def probe_separation(session: CheckSession, *, stream: bool) -> str:
         session.failures.add("reasoning", mixed, stream=stream)
         return "" if mixed else judge_answer(question, answer)
 
-    attempt = QuestionAttempt(session, "sums", judge=judge, thinking=True)
+    attempt = QuestionAttempt(session, partial(session.draw, "sums", thinking=True), judge)
     await session.run_trials("answer", attempt, 0.38 if stream else 0.5, stream=stream)
 
-    async def attempt_both(stream: bool) -> TrialOutcome:
+    async def attempt_both(stream: bool) -> str:
         return await compare_modes(session, session.draw("sums", thinking=True))
 
     if stream:
@@ -54,7 +54,7 @@ def mixed_reasoning(answer: ChatAnswer) -> str:
     return "" if answer.reasoning_first else "reasoning and content alternate in the stream"
 
 
-def spilled_reasoning(thinking: ModelReply, plain: ModelReply) -> str:
+def spilled_reasoning(thinking: ChatAnswer, plain: ChatAnswer) -> str:
     """Describe reasoning at the start of an answer, found by comparing with the answer without thinking, or ""."""
     long, end = thinking.content.strip(), plain.content.strip()
     if thinking.reasoning or not end or len(long) - len(end) < MIN_SHARED_CHARS:
@@ -87,15 +87,14 @@ async def probe_thinking_off(session: CheckSession) -> ProbeWarning | None:
 
     turns = itertools.count()
 
-    async def attempt(stream: bool) -> TrialOutcome:
+    async def attempt(stream: bool) -> str:
         if session.model_thinks and next(turns) % 2 == 0:
             await session.ask_question(session.draw("sums", thinking=True), stream=stream)
         answer = await session.ask_question(session.draw("sums"), stream=stream)
         whole = "" if answer.content.strip() else ", and the whole answer is in it"
-        return pass_if(not answer.reasoning.strip(), f"thinking is off, yet reasoning came{whole}")
+        return f"thinking is off, yet reasoning came{whole}" if answer.reasoning.strip() else ""
 
-    for stream in (False, True):
-        await session.run_trials("reasoning", attempt, 0.25, stream=stream)
+    await session.run_both_modes("reasoning", attempt, 0.25)
     return None
 
 
@@ -108,19 +107,15 @@ async def probe_schema_after_thinking(session: CheckSession) -> ProbeWarning | N
         thought.append(bool(answer.reasoning.strip()))
         return judge_json(question, answer)
 
-    for stream in (False, True):
-        attempt = QuestionAttempt(session, "json_schema", judge=judge, thinking=True)
-        await session.run_trials("json", attempt, 0.13, 1, stream=stream)
+    attempt = QuestionAttempt(session, partial(session.draw, "json_schema", thinking=True), judge)
+    await session.run_both_modes("json", attempt, 0.13, 1)
     text = f"asked to think under a JSON schema, it did not in {len(thought)} of {len(thought)} answers"
     return None if any(thought) else ProbeWarning(f"{text}: the schema binds from the first token on")
 
 
-CHECK = Check(
-    name="thinking",
-    probes={
-        "apart": partial(probe_separation, stream=False),
-        "apart in a stream": partial(probe_separation, stream=True),
-        "off": probe_thinking_off,
-        "schema after thinking": probe_schema_after_thinking,
-    },
-)
+PROBES: Probes = {
+    "apart": partial(probe_separation, stream=False),
+    "apart in a stream": partial(probe_separation, stream=True),
+    "off": probe_thinking_off,
+    "schema after thinking": probe_schema_after_thinking,
+}

@@ -5,29 +5,17 @@ import json
 import re
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from moebox.core import registry
 from moebox.core.verdict import Score
 from moebox.phantom.question import Question
-from moebox.verify.checks.json_modes import schema_violation
+from moebox.verify.checks.schemas import CALL_TOKENS, SHAPES, probe_argument_shapes, schema_violation
 from moebox.verify.checks.streaming import compare_modes, probe_silence
-from moebox.verify.checks.tool_arguments import CALL_TOKENS, SHAPES, probe_argument_shapes
-from moebox.verify.checks.tool_history import calls_turn, probe_malformed_history, result_turns
-from moebox.verify.checks.turns import chat_or_skip
+from moebox.verify.checks.turns import calls_turn, chat_or_skip, probe_malformed_history, result_turns, user_turn
 from moebox.verify.completions import ChatAnswer
-from moebox.verify.session import REJECTED_STATUSES, ProbeFailed, ProbeSkipped, ProbeWarning, skip_if_rejected
-from moebox.verify.trials import (
-    PASSED,
-    Check,
-    CheckSession,
-    QuestionAttempt,
-    TrialOutcome,
-    judge_answer,
-    model_failure,
-    pass_if,
-    server_failure,
-)
+from moebox.verify.session import REJECTED_STATUSES, ProbeFailed, ProbeSkipped, ProbeWarning, Settings, skip_if_rejected
+from moebox.verify.statistics import ModelFailure
+from moebox.verify.trials import CheckSession, Probes, QuestionAttempt, judge_answer
 from moebox.verify.violations import is_json
 
 MIN_PARAMETERS = 2  # of a tool, so that they have an order
@@ -59,7 +47,7 @@ def call_problem(question: Question, answer: ChatAnswer) -> str:
     return "" if unique else f"ids {ids} are not unique"
 
 
-def call_attempt(session: CheckSession, family: str = "tool_call", **more: Any) -> QuestionAttempt:
+def call_attempt(session: CheckSession, family: str = "tool_call", **settings: object) -> QuestionAttempt:
     """Attempts that must end in valid and right calls. Every other question for parallel ones wants three."""
     least = itertools.cycle((3, 2) if family == "tool_parallel" else (1,))
 
@@ -71,7 +59,7 @@ def call_attempt(session: CheckSession, family: str = "tool_call", **more: Any) 
             if len(set(wanted)) == len(wanted) >= count:  # of two equal calls, one would be a right answer too
                 return question
 
-    return QuestionAttempt(session, draw_distinct, judge=judge_calls, **more)
+    return QuestionAttempt(session, draw_distinct, judge_calls, settings=lambda question: settings)
 
 
 def judge_calls(question: Question, answer: ChatAnswer) -> str:
@@ -82,18 +70,18 @@ async def probe_parallel_calls(session: CheckSession) -> Score:
     """Several calls in one answer, whole and streamed."""
     # OpenAI's default is true, llama.cpp's is false, and some servers do not know the setting
     question = session.draw("tool_parallel")
-    tools = list(question.tools)
-    body = session.chat_request(question.messages, tools=tools, max_tokens=8, parallel_tool_calls=True)
+    settings: Settings = {"tools": list(question.tools), "max_tokens": 8, "parallel_tool_calls": True}
+    body = session.chat_request(question.messages, **settings)
     accepted = (await session.post_chat(body)).status not in REJECTED_STATUSES
     setting = {"parallel_tool_calls": True if accepted else None}
     score = await session.run_both_modes("tool-call", call_attempt(session, "tool_parallel", **setting), 0.25)
 
-    async def attempt_both(stream: bool) -> TrialOutcome:
+    async def attempt_both(stream: bool) -> str:
         """A call without arguments before another: parsers forget which one they are at."""
         drawn = session.draw("tool_call")
         name, ask, schema = next(shape for shape in SHAPES if not shape[2]["properties"])
         bare = {"type": "function", "function": {"name": name, "description": ask, "parameters": schema}}
-        turn = {"role": "user", "content": f"Do two things. {ask} {drawn.messages[-1]['content']}"}
+        turn = user_turn(f"Do two things. {ask} {drawn.messages[-1]['content']}")
         both = replace(drawn, messages=(*drawn.messages[:-1], turn), tools=(*drawn.tools, bare))
         return await compare_modes(session, both, **setting)
 
@@ -129,21 +117,19 @@ async def probe_choice_none(session: CheckSession) -> ProbeWarning | None:
     """tool_choice none: no call, even if the question asks for one, and none written into the text."""
     warning = ""
 
-    async def attempt(stream: bool) -> TrialOutcome:
+    async def attempt(stream: bool) -> str:
         nonlocal warning
         question = session.draw("tool_call")
+        quiet = {"tool_choice": "none", "max_tokens": 64, "allow_marks": True}
         with skip_if_rejected("the server does not accept tool_choice none"):
-            answer = await session.ask_question(
-                question, tool_choice="none", max_tokens=64, allow_marks=True, stream=stream
-            )
+            answer = await session.ask_question(question, stream=stream, **quiet)
         if answer.calls:
-            return server_failure(f"tool_choice is none, yet {answer.calls[0].name} was called")
+            return f"tool_choice is none, yet {answer.calls[0].name} was called"
         if answer.leaked_mark and not warning:
             warning = await _explain_call_in_text(session, question, answer.leaked_mark)
-        return PASSED
+        return ""
 
-    await session.run_trials("tool-choice", attempt, 0.25)
-    await session.run_trials("tool-choice", attempt, 0.25, stream=True)
+    await session.run_both_modes("tool-choice", attempt, 0.25)
     return ProbeWarning(warning) if warning else None
 
 
@@ -163,11 +149,9 @@ async def _explain_call_in_text(session: CheckSession, question: Question, mark:
 
 async def probe_choice_required(session: CheckSession) -> Score | ProbeWarning:
     """tool_choice required: a call comes, even if the question needs none."""
-    attempt = call_attempt(session, tool_choice="required")
-    score = await _run_choice(session, "required", attempt)
-    answer = await session.ask_question(
-        _draw_unneeded(session), tool_choice="required", allow_marks=True, max_tokens=CALL_TOKENS
-    )
+    score = await _run_choice(session, "required", call_attempt(session, tool_choice="required"))
+    settings: Settings = {"tool_choice": "required", "allow_marks": True, "max_tokens": CALL_TOKENS}
+    answer = await session.ask_question(_draw_unneeded(session), **settings)
     if answer.calls or answer.finish_reason == "length":  # a call that became too long to be judged
         return score
     return ProbeWarning(f"no tool was called though one was required: {answer.content[:60]!r}")
@@ -189,13 +173,13 @@ async def probe_choice_named(session: CheckSession) -> Score:
     def choose(question: Question) -> dict[str, object]:
         return {"tool_choice": {"type": "function", "function": {"name": question.expect[0][0]}}}
 
-    return await _run_choice(session, "by name", QuestionAttempt(session, "tool_call", judge=judge, settings=choose), 1)
+    return await _run_choice(session, "by name", QuestionAttempt(session, "tool_call", judge, settings=choose), 1)
 
 
 async def _run_choice(session: CheckSession, choice: str, attempt: QuestionAttempt, least: int = 2) -> Score:
     """Few trials: `prompts` forces many calls, `shapes` and `combinations` name many."""
 
-    async def accepted_attempt(stream: bool) -> TrialOutcome:
+    async def accepted_attempt(stream: bool) -> str:
         with skip_if_rejected(f"the server does not accept tool_choice {choice}"):
             return await attempt(stream)
 
@@ -208,9 +192,8 @@ async def probe_response_format(session: CheckSession) -> str | ProbeWarning:
     response_format = {"type": "json_schema", "json_schema": {"name": "final", "schema": schema}}
 
     async def ask(question: Question, *, offer: bool = True) -> ChatAnswer:
-        tools = {"tools": list(question.tools)} if offer else {}
         more = {"response_format": response_format, "max_tokens": CALL_TOKENS}
-        return await chat_or_skip(session, list(question.messages), **tools, **more)
+        return await chat_or_skip(session, question.messages, tools=list(question.tools) if offer else None, **more)
 
     question = session.draw("tool_call")
     answer = await ask(question)
@@ -245,36 +228,32 @@ async def probe_result_use(session: CheckSession) -> Score:
     """The server's own call, with a result sent back under its own id, leads to an answer that uses it."""
     secret = f"{session.rng.randint(100, 999)}"
 
-    async def attempt(stream: bool) -> TrialOutcome:
+    async def attempt(stream: bool) -> str:
         question = session.draw("tool_call")
         answer = await session.ask_question(question)
         if not answer.calls:
-            return model_failure(f"no tool was called: {answer.content[:80]}")
-        results = result_turns(answer, {"result": secret}, named=False)
-        turns = [*question.messages, calls_turn(answer), *results]
+            return ModelFailure(f"no tool was called: {answer.content[:80]}")
+        turns = [*question.messages, calls_turn(answer), *result_turns(answer, {"result": secret}, named=False)]
         last = await session.chat(turns, tools=list(question.tools), max_tokens=question.max_tokens)
-        return pass_if(last.content.strip() or last.calls, "no answer after the tool's result")
+        return "" if last.content.strip() or last.calls else "no answer after the tool's result"
 
     await session.run_trials("tool-history", attempt, 0.13, 1)  # "agents" sends more results back
     return await session.run_both_modes("answer", QuestionAttempt(session, "tool_result"), 0.13, 1)
 
 
-CHECK = Check(
-    name="tools",
-    probes={
-        "whole": partial(probe_call, stream=False),
-        "streamed": partial(probe_call, stream=True),
-        "parallel": probe_parallel_calls,
-        "not needed": probe_unneeded_tools,
-        "choice none": probe_choice_none,
-        "choice required": probe_choice_required,
-        "choice named": probe_choice_named,
-        "with a form": probe_response_format,
-        "ids": probe_call_ids,
-        "and back": probe_result_use,
-        "malformed history": probe_malformed_history,
-        "shapes": probe_argument_shapes,
-        "silence": probe_silence,
-        "order": probe_parameter_order,
-    },
-)
+PROBES: Probes = {
+    "whole": partial(probe_call, stream=False),
+    "streamed": partial(probe_call, stream=True),
+    "parallel": probe_parallel_calls,
+    "not needed": probe_unneeded_tools,
+    "choice none": probe_choice_none,
+    "choice required": probe_choice_required,
+    "choice named": probe_choice_named,
+    "with a form": probe_response_format,
+    "ids": probe_call_ids,
+    "and back": probe_result_use,
+    "malformed history": probe_malformed_history,
+    "shapes": probe_argument_shapes,
+    "silence": probe_silence,
+    "order": probe_parameter_order,
+}

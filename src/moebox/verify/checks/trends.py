@@ -12,9 +12,9 @@ from moebox.phantom.question import Question
 from moebox.verify.checks.turns import assistant_turn, user_turn
 from moebox.verify.completions import NO_LOGPROBS, ChatAnswer
 from moebox.verify.options import TRIALS
-from moebox.verify.session import EndpointUnusable, ProbeFailed, ProbeSkipped, ProbeWarning, skip_if_rejected
-from moebox.verify.statistics import failure_mark
-from moebox.verify.trials import Check, CheckSession, judge_answer
+from moebox.verify.session import ProbeFailed, ProbeSkipped, ProbeWarning, skip_if_rejected
+from moebox.verify.statistics import ModelFailure, failure_mark
+from moebox.verify.trials import CheckSession, Probes, judge_answer
 
 ALARM_RATE = 0.001  # false alarms on a healthy server, at most, for each dimension and run: all looks share it
 MAX_ROUNDS, PER_ROUND = 6, 2  # of the doses, a second one only after a wrong answer; times of each dose in a round
@@ -58,24 +58,24 @@ class DoseSeries:
         answer: ChatAnswer | None = None
         replies = await asyncio.gather(*(self._judge(question, more) for question in questions))
         for question, (wrong, answer) in zip(questions, replies, strict=True):
-            side: Attribution = "model" if wrong and answer else "server"
             if wrong:
                 self.examples.setdefault(dose, f"{self.doses[dose]}: {wrong}")
-                for _ in range(REPEATS):
+                for _ in range(REPEATS if answer else 0):
                     _, other = await self._judge(question, {**more, **(repeat or {})})
-                    if getattr(other, "content", None) != getattr(answer, "content", None):
-                        side = "server"
+                    if not other or not answer or other.content != answer.content:
                         break
-                self.wrong[side][dose] += 1
+                else:
+                    wrong = ModelFailure(wrong) if answer else wrong
+                self.wrong["model" if isinstance(wrong, ModelFailure) else "server"][dose] += 1
             self.of[dose] += 1
-            self.session.failures.add("trend", wrong, side, where=self.doses[dose])
+            self.session.failures.add("trend", wrong, where=self.doses[dose])
         return answer
 
     async def _judge(self, question: Question, more: dict[str, Any]) -> tuple[str, ChatAnswer | None]:
         try:
             answer = await self.session.ask_question(question, **more)
         except ProbeFailed as problem:
-            if isinstance(problem, EndpointUnusable) or problem.status in range(400, 500):
+            if problem.status in range(400, 500):
                 raise
             return str(problem), None
         return judge_answer(question, answer), answer
@@ -190,13 +190,10 @@ async def probe_sustained(session: CheckSession) -> str | ProbeWarning:
     return await series.run(ask_dose, rounds=1)
 
 
-CHECK = Check(
-    name="trends",
-    probes={
-        "length": probe_length,
-        "turns": probe_turns,
-        "streams": probe_streams,
-        "temperature": probe_temperature,
-        "sustained": probe_sustained,
-    },
-)
+PROBES: Probes = {
+    "length": probe_length,
+    "turns": probe_turns,
+    "streams": probe_streams,
+    "temperature": probe_temperature,
+    "sustained": probe_sustained,
+}

@@ -6,9 +6,10 @@ import zlib
 
 from moebox.core import catalogue
 from moebox.core.verdict import Score
-from moebox.verify.checks.turns import prompt_grew
+from moebox.verify.checks.turns import HELLO, prompt_grew, user_turn
 from moebox.verify.session import ProbeFailed, ProbeSkipped, error_text, raise_for_failure
-from moebox.verify.trials import Check, CheckSession, TrialOutcome, model_failure
+from moebox.verify.statistics import ModelFailure
+from moebox.verify.trials import CheckSession, Probes
 
 MIN_PICTURE_TOKENS = 16  # that a picture adds to a prompt
 NUMBERS = {2: "two", 3: "three", 4: "four", 5: "five", 6: "six"}
@@ -23,25 +24,12 @@ SCALE = 12  # pixels of one dot of a letter
 
 
 async def probe_pictures(session: CheckSession) -> Score:
-    """Fresh pictures, each with one question about it."""
-    await _require_vision(session)
-
-    async def attempt(stream: bool) -> TrialOutcome:
-        picture, question, wanted = _draw_picture(session)
-        answer = await session.chat([_picture_turn(picture, question)], max_tokens=256)
-        right = any(word in answer.content.lower() for word in wanted)
-        return model_failure("" if right else f"{question} {wanted[0]} expected, got {answer.content[:60]!r}")
-
-    return await session.run_trials("vision", attempt, 0.5, 3)
-
-
-async def _require_vision(session: CheckSession) -> None:
-    """Raise ProbeSkipped for a server of text that rejects pictures, ProbeFailed for one that drops them."""
+    """Fresh pictures, each with one question about it. A server of text must reject them, not drop them."""
     if session.options.vision == "no":
         raise ProbeSkipped("this model is not expected to see")
     turn = _picture_turn(_fill(128, 128, COLOURS["red"]), "Hello!")
     request = session.chat_request([turn], max_tokens=16)
-    exchange = session.keep_evidence(await session.client.post(session.chat_url, request))
+    exchange = await session.post(session.chat_url, request)
     if exchange.error:
         raise ProbeFailed(f"a picture: {exchange.error}")
     if session.options.vision == "yes":
@@ -49,11 +37,18 @@ async def _require_vision(session: CheckSession) -> None:
     if exchange.status != 200:
         await session.require_answer("after a picture was refused, an ordinary question got an empty answer")
         raise ProbeSkipped(f"the server is for text only: HTTP {exchange.status}{error_text(exchange)}")
-    seen = session.read_answer(exchange, stream=False, allow_marks=True).token_count("prompt")
-    bare = (await session.chat([{"role": "user", "content": "Hello!"}], max_tokens=16)).token_count("prompt")
+    seen = session.read_answer(exchange, allow_marks=True).token_count("prompt")
+    bare = (await session.chat([HELLO], max_tokens=16)).token_count("prompt")
     if not prompt_grew(bare, seen, MIN_PICTURE_TOKENS):
-        counts = f"{bare} prompt tokens without it, {seen} with it"
-        raise ProbeFailed(f"a picture is accepted but ignored: {counts}")
+        raise ProbeFailed(f"a picture is accepted but ignored: {bare} prompt tokens without it, {seen} with it")
+
+    async def attempt(stream: bool) -> str:
+        picture, question, wanted = _draw_picture(session)
+        answer = await session.chat([_picture_turn(picture, question)], max_tokens=256)
+        right = any(word in answer.content.lower() for word in wanted)
+        return ModelFailure("" if right else f"{question} {wanted[0]} expected, got {answer.content[:60]!r}")
+
+    return await session.run_trials("vision", attempt, 0.5, 3)
 
 
 def _draw_picture(session: CheckSession) -> tuple[Picture, str, tuple[str, ...]]:
@@ -95,7 +90,7 @@ def _picture_turn(picture: Picture, question: str) -> dict[str, object]:
         png += struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
     url = "data:image/png;base64," + base64.b64encode(png).decode()
     image = {"type": "image_url", "image_url": {"url": url}}
-    return {"role": "user", "content": [image, {"type": "text", "text": question}]}
+    return user_turn([image, {"type": "text", "text": question}])
 
 
-CHECK = Check(name="vision", probes={"pictures": probe_pictures})
+PROBES: Probes = {"pictures": probe_pictures}
