@@ -38,8 +38,8 @@ from moebox.phantom.folder import write_hf_folder
 from moebox.phantom.gguf import Q8_0, PhantomGguf, write_latent_gguf
 from moebox.quality.judge import judge_quality
 from moebox.quality.reader import read_texts
-from moebox.quality.reading import TextReading
 from moebox.quality.texts import standard_texts
+from moebox.quality.wire import TextReading
 
 Damage = Callable[[PhantomGguf, bytearray], None]
 Variant = tuple[tuple[str, ...], Path, Damage | None]  # flags, weights, and what is done to them

@@ -38,10 +38,10 @@ from moebox.core.endpoint import Endpoint
 from moebox.core.recipe import Hybrid, Listen, Parallel, Recipe, Runtime
 from moebox.detect.conditions import server_processes
 from moebox.detect.machine import detect_machine
-from moebox.flows.effort import ClimbEffort
 from moebox.flows.pace import WARM, SpeedRounds, measure_speed
 from moebox.flows.tune import Tuner
 from moebox.flows.tune_state import TUNE_FILE, Changes, ScreenTrial, TuneOptions, TuneState, combine_changes
+from moebox.flows.walk import ClimbEffort
 from moebox.serve.guard import MARK
 from moebox.store import Run
 
@@ -141,7 +141,7 @@ def measure_grid(recipe: Recipe, grid: list[Changes], layers: int, given: argpar
     found: dict[str, float] = {}
     with tuner.budget:
         for changes in grid:
-            row = tuner.screen(changes, ROUNDS_STAGE, 0.0)
+            row = tuner.screen(changes, ROUNDS_STAGE)
             if row is None:
                 break
             found[json.dumps(changes)] = statistics.median(row.scores) if row.scores else 0.0
@@ -210,7 +210,7 @@ def main() -> int:
     class Replay(Tuner):
         """The search of `moebox tune` over measurements that are there."""
 
-        def screen(self, changes: Changes, stage: int, reserve: float) -> ScreenTrial:
+        def screen(self, changes: Changes, stage: int) -> ScreenTrial:
             point = {path: changes[path] for path in settings if path in changes}
             return ScreenTrial(changes=changes, stage=stage, scores=(shallow[json.dumps(point)],))
 
@@ -221,8 +221,8 @@ def main() -> int:
     folder = Path(given.out) / "replay"
     folder.mkdir(exist_ok=True)
     replay = Replay(recipe, Run(folder), ClimbEffort(), lambda kind, news: None, None, options=options)
-    pool = combine_changes(settings, replay.screen_settings(settings, 0.0), width=given.combinations)
-    pool = [{path: changes[path] for path in settings if path in changes} for changes in replay.halve(pool, 0.0)]
+    pool = combine_changes(settings, replay.screen_settings(settings), width=given.combinations)
+    pool = [{path: changes[path] for path in settings if path in changes} for changes in replay.halve(pool)]
     winner = max([{}, *pool], key=lambda changes: deep[json.dumps(changes)])
     best = max(deep.values())
     ranks = rank_correlation([shallow[key] for key in deep], [*deep.values()])

@@ -8,9 +8,9 @@ Builds are commits whose llama-server passes requests on to the embedded engine 
 quiet cores; --noise and --bursts add random stretches to every stream of both sides. `kill` and `switch` kill moebox,
 an engine or a guard while versions are tried and while the endpoint is switched; `power` does in a sweep of power caps,
 with a driver that is a file. With --tree, a git repository of llama.cpp or ik_llama.cpp, builds are real: its server
-with a change in the source (every step takes as long as 15 % less speed needs, or tool calls are left in the text),
-beside a commit that changes a comment. --kept holds them for all trials, so that only the first one compiles
-everything.
+with a change in the source (every step takes as long as 15 % less speed needs, or tool calls are left in the text, or
+of ik_llama.cpp, which does not parse the phantom's calls, thoughts), beside a commit that changes a comment. --kept
+holds them for all trials, so that only the first one compiles everything.
 It prints one line a trial and a sum; "undecided" is neither right nor wrong.
 """
 
@@ -54,6 +54,8 @@ SLOWER = """
 IDS = "new_msg.set_tool_call_ids(generated_tool_call_ids, gen_tool_call_id);"
 NO_CALLS = """
     if (!new_msg.tool_calls.empty()) { new_msg.content = generated_text; new_msg.tool_calls.clear(); }"""
+NO_THOUGHTS = """
+    if (!new_msg.reasoning_content.empty()) { new_msg.content = generated_text; new_msg.reasoning_content.clear(); }"""
 REAL_FAULTS = {  # by engine: the file, the text in it that is followed by a fault, and the fault
     ("llama.cpp", "slow:0.85"): (
         "server-context.cpp",
@@ -68,7 +70,7 @@ REAL_FAULTS = {  # by engine: the file, the text in it that is followed by a fau
     const int result = llama_decode(ctx, batch);{SLOWER.format(context="ctx")}
     if (last_step) return result;""",
     ),
-    ("ik_llama.cpp", "parser"): ("server-context.cpp", IDS, NO_CALLS),
+    ("ik_llama.cpp", "parser"): ("server-context.cpp", IDS, NO_THOUGHTS),
 }
 
 
@@ -132,8 +134,9 @@ class Trials:
             add_real_builds(tree, self.upstream, self.engine, prefix, faults)
         else:
             write_tree(tree, ["+".join(filter(None, (self.shared, fault))) for fault in faults], prefix)
+        context = 512 if self.engine == "ik_llama.cpp" else 2048  # it reads prompts slower the fuller its cache is
         recipe = dataclasses.replace(
-            phantom_recipe(name="ph", engine=self.engine, engine_version=f"{prefix}1", max_seqs=4, context=2048),
+            phantom_recipe(name="ph", engine=self.engine, engine_version=f"{prefix}1", max_seqs=4, context=context),
             runtime=Runtime(),
             listen=Listen(port=preflight.find_free_port()),
         )

@@ -89,8 +89,8 @@ def test_only_the_load_at_which_the_bad_end_is_slower_is_measured(
         sides = {"A": ProvenSide(), "B": ProvenSide()}
         return UpgradeResult(name="ph", old="", new="", outcome=outcome, reasons=(), gains=gains, sides=sides)
 
-    def install(recipe: Recipe, source: EngineSource, **more: object) -> tuple[Recipe, str]:
-        return dataclasses.replace(recipe, engine_version=source.version), source.version
+    def install(recipe: Recipe, source: EngineSource, **more: object) -> Recipe:
+        return dataclasses.replace(recipe, engine_version=source.version)
 
     monkeypatch.setattr(bisect, "try_upgrade", judge)
     monkeypatch.setattr(bisect, "with_engine", install)

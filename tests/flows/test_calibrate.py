@@ -16,13 +16,21 @@ import pytest
 from moebox import codec
 from moebox.checkpoint import resolve_model
 from moebox.core.calibration import Boot, CalibratedBox, Calibration, DecodeStep, PrefillStep
+from moebox.core.deployment import Deployment
 from moebox.core.recipe import Hybrid, Listen, Recipe, Runtime
 from moebox.detect import load_box
 from moebox.errors import AnswerIsNo, BadInput
 from moebox.flows import calibrate_timing as timing
-from moebox.flows.calibrate import FILE, calibrate, merge_boots, merge_with_stored
+from moebox.flows.calibrate import (
+    FILE,
+    calibrate,
+    choose_depths,
+    merge_boots,
+    merge_with_stored,
+    recipe_at_depth,
+    shallower_depth,
+)
 from moebox.flows.calibrate_boot import TimingPoint, order_outer_first, timing_grid
-from moebox.flows.calibrate_recipe import BootDepth, choose_depths, recipe_at_depth, shallower_depth
 from moebox.planner.speed.measured import MeasuredSpeed
 from moebox.serve.faults import LaunchFailed
 from moebox.serve.state import marked_processes
@@ -210,11 +218,12 @@ def test_depths_have_every_kind_and_fit() -> None:
     """One dense layer and three with experts, then as many as half of the memory holds."""
     model, forms = resolve_model("kimi-k2.6")
     form = next(one for one in forms if one.quant == "int4-g32")
-    few, more = choose_depths(acting("good"), model, form, load_box("8x-h200"))
+    deployment = Deployment.from_parts(acting("good"), model, form, load_box("8x-h200"))
+    few, more = choose_depths(deployment)
     assert few.layers == 4
     assert few.layers < more.layers <= 24
     with pytest.raises(BadInput, match="takes two depths"):
-        choose_depths(acting("good"), model, form, load_box("8x-h200"), (8, 4))
+        choose_depths(deployment, (8, 4))
 
 
 def test_experts_on_gpus_and_in_ram_take_a_third_boot(tmp_path: Path) -> None:
@@ -224,13 +233,15 @@ def test_experts_on_gpus_and_in_ram_take_a_third_boot(tmp_path: Path) -> None:
     recipe = dataclasses.replace(
         acting("good"), engine="ik_llama.cpp", hybrid=Hybrid(experts=((1, 2, 3), (58, 59, 60)))
     )
-    depths = choose_depths(recipe, model, form, load_box("2x-rtx-pro-6000-max-q", ram="768GiB"), (4, 8))
+    box = load_box("2x-rtx-pro-6000-max-q", ram="768GiB")
+    depths = choose_depths(Deployment.from_parts(recipe, model, form, box), (4, 8))
     assert [(depth.layers, depth.gpu_experts) for depth in depths] == [(4, 0), (8, 0), (8, 3)]
-    assert shallower_depth(BootDepth(layers=8, gpu_experts=7), above=4) == BootDepth(layers=6, gpu_experts=5)
+    assert shallower_depth(Boot(layers=8, gpu_experts=7), above=4) == Boot(layers=6, gpu_experts=5)
     tiny = dataclasses.replace(
         model, hidden=64, vocab=512, moe=dataclasses.replace(model.moe, experts=8, used=2, intermediate=64)
     )
-    small = recipe_at_depth(recipe, tiny, dataclasses.replace(form, quant="Q4_0"), depths[2], tmp_path / "x.gguf")
+    deployment = Deployment.from_parts(recipe, tiny, dataclasses.replace(form, quant="Q4_0"), box)
+    small = recipe_at_depth(deployment, depths[2], tmp_path / "x.gguf")
     assert small.hybrid is not None
     assert small.hybrid.experts == ((1, 3), (2,))
 
@@ -268,7 +279,7 @@ def test_boots_of_the_same_depth_are_averaged() -> None:
         prefill=(PrefillStep(tokens=128, seconds=0.1, spread=0.01),),
     )
     second = Boot(layers=4, decode=(DecodeStep(batch=1, context=256, seconds=0.012, spread=0.01),))
-    both = merge_boots((first,), (second,))[0]
+    both = merge_boots(first, second)
     assert both.decode[0].seconds == pytest.approx(0.011)
     assert both.decode[0].spread == pytest.approx(0.001 / 0.011)
     assert both.prefill == first.prefill

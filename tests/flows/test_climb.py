@@ -18,10 +18,9 @@ from moebox.cli import main
 from moebox.core.endpoint import Endpoint
 from moebox.core.recipe import Climb, Hybrid, Listen, Recipe, Runtime
 from moebox.errors import AnswerIsNo, BadInput
-from moebox.flows.effort import ClimbEffort
 from moebox.flows.pace import TOKENS, SpeedRounds
 from moebox.flows.trials import climb
-from moebox.flows.walk import ClimbTrial
+from moebox.flows.walk import ClimbEffort, ClimbTrial
 from moebox.runs.listing import summarize_run
 from moebox.serve import state
 from moebox.store import Run

@@ -24,10 +24,10 @@ import json, os, sys, time
 from pathlib import Path
 from moebox import codec
 from moebox.core.recipe import Recipe
-from moebox.flows.effort import ClimbEffort
 from moebox.flows.pace import SpeedRounds
 from moebox.flows.tune_state import sweep_caps
 from moebox.flows.trials import TrialRunner
+from moebox.flows.walk import ClimbEffort
 from moebox.store import Run
 
 def measure(endpoint, *, concurrency, rounds, tokens):

@@ -11,6 +11,7 @@ import pytest
 from moebox.core.endpoint import endpoint_from_url
 from moebox.core.quirks import first_unexpected_failure
 from moebox.core.verdict import CheckResults, CheckVerdict, Failure, Mark, Probe
+from moebox.errors import AnswerIsNo
 from moebox.flows.rehearse import describe_answers, send_prompt
 from tests.serving import live
 
@@ -110,5 +111,8 @@ def test_a_server_that_counts_no_prompt_is_reported_in_words(usage: object) -> N
         session: Any = SimpleNamespace(
             endpoint=endpoint_from_url(f"127.0.0.1:{server.server_port}", "m"),
             read_log=lambda: None,
+            recipe=SimpleNamespace(engine="vllm"),
+            explain_failure=lambda: "",
         )
-        assert send_prompt(session, "word", tokens=1) == (0, "an answer without usage")
+        with pytest.raises(AnswerIsNo, match="vllm failed while decoding: an answer without usage"):
+            send_prompt(session, "word", "while decoding", tokens=1)

@@ -82,7 +82,7 @@ def test_requests_that_failed_are_reported_and_make_the_exit_code_1(
     assert "✗ bench" in printed
     assert "requests failed 1 of 12" in printed
     run = the_run()
-    assert {step.name: step.state for step in live.live_view(run).steps}["bench"] == "failed"
+    assert {name: state for name, state, _ in live.live_view(run)["steps"]}["bench"] == "failed"
     assert main(["run", "--resume", run.id]) == 1
     assert gone()
 

@@ -1,5 +1,6 @@
 """Upgrades: what is worse is refused and what is equal passes; the old endpoint is what runs, whatever is killed."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -16,10 +17,11 @@ import pytest
 from moebox import codec
 from moebox.checkpoint import deploy
 from moebox.cli import main
+from moebox.core.endpoint import Endpoint
 from moebox.core.recipe import Listen, Recipe, Runtime
 from moebox.core.upgrade_result import GainAtConcurrency
 from moebox.core.verdict import Gain
-from moebox.detect import load_box
+from moebox.errors import ExternalError
 from moebox.flows import compare, switch
 from moebox.flows.compare import CompareEffort
 from moebox.flows.pace import SpeedMeter, SpeedRounds
@@ -31,6 +33,7 @@ from moebox.flows.upgrade import (
     UpgradeResult,
     decide_upgrade,
     parse_judges,
+    regressions,
     speed_text,
     try_upgrade,
     upgrade_recipe,
@@ -119,9 +122,7 @@ def test_a_worse_version_is_refused_with_its_reason(
     """Slower, with a broken parser, dying at the second request, or not starting; an equal one is not refused."""
     monkeypatch.setattr(compare, "measure_in_turn", stated_speeds)
     old = codec.read_toml(Recipe, recipe)
-    new, names = upgrade_recipe(
-        old, [f"llama.cpp@{build}"], tree=str(tmp_path / "tree"), box=load_box(), notify=lambda text: None
-    )
+    new, names = upgrade_recipe(old, [f"llama.cpp@{build}"], tree=str(tmp_path / "tree"), notify=lambda text: None)
     judges = Judges(
         checks=("alive",),
         answers=build == "b4",
@@ -142,9 +143,7 @@ def test_a_worse_version_is_refused_with_its_reason(
 def test_a_version_whose_port_the_other_one_got_is_not_judged(recipe: Path, tmp_path: Path) -> None:
     """The old engine is killed, and the new one starts on its port: nothing is known of the difference."""
     old, run = codec.read_toml(Recipe, recipe), Run.create("upgrade")
-    new, names = upgrade_recipe(
-        old, ["llama.cpp@b3"], tree=str(tmp_path / "tree"), box=load_box(), notify=lambda text: None
-    )
+    new, names = upgrade_recipe(old, ["llama.cpp@b3"], tree=str(tmp_path / "tree"), notify=lambda text: None)
 
     def kill_old(text: str) -> None:
         if text == "starting the new version":
@@ -411,6 +410,18 @@ def test_an_engine_of_another_terminal_is_left_alone(recipe: Path, tmp_path: Pat
         child.wait()
 
 
+def test_a_second_upgrade_of_a_recipe_waits_for_the_first(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No run is named after a command, so the hint must not ask to stop it."""
+    with contextlib.closing(state.Lease("upgrade-ph", "moebox upgrade (process 1)")):
+        words = ["--to", "llama.cpp@b2", "--source", str(tmp_path / "tree"), "--by", "alive"]
+        assert main(["upgrade", str(recipe), *words]) == 3
+    error = capsys.readouterr().err
+    assert "upgrade ph is in use by moebox upgrade (process 1)" in error
+    assert "hint: wait until it ends" in error
+
+
 def test_the_headline_names_what_decided() -> None:
     """Only a version that may be taken is called right; what was not checked is not said to have passed."""
     slow = GainAtConcurrency(
@@ -444,6 +455,85 @@ def test_faster_is_what_exceeds_the_limit_that_slower_has(low: float, high: floa
     row = GainAtConcurrency(concurrency=1, a_tok_s=9, b_tok_s=9, a_ttft_ms=1, b_ttft_ms=1, gain=gain)
     found = dataclasses.replace(compare.compare_sides(side, side), gains=(row,))
     assert decide_upgrade(found, {"A": ProvenSide(), "B": ProvenSide()}, Judges())[0] == outcome
+
+
+def test_a_check_that_warns_only_now_is_a_regression() -> None:
+    """A new version that leaves thoughts in the answer only warns, since a server may have no parser for them."""
+    old, reasons = ProvenSide(marks={"thinking": "pass", "tools": "warn"}), {"thinking": "<think> in the answer"}
+    worse = ProvenSide(marks={"thinking": "warn", "tools": "warn"}, reasons=reasons)
+    assert regressions(old, worse) == ["check thinking warns: <think> in the answer"]
+    assert regressions(old, dataclasses.replace(worse, marks=old.marks)) == []
+    assert regressions(worse, old) == []
+
+
+def test_one_engine_at_a_time_is_measured_until_its_speed_is_known(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A's first half decides how many rounds B and A's other half take: one more start costs far more than a round."""
+    asked = []
+
+    def measure(endpoint: Endpoint, *, rounds: int, most_rounds: int, **how: int) -> SpeedRounds:
+        asked.append((rounds, most_rounds))
+        rates = (9.0, 8.0) * max(rounds // 2, most_rounds // 2)
+        return SpeedRounds(concurrency=1, tok_s=rates, ttft_ms=rates)
+
+    monkeypatch.setattr(compare, "measure_speed", measure)
+    old = codec.read_toml(Recipe, recipe)
+    effort = dataclasses.replace(QUICK.compare, concurrency=(1,), questions=0, rounds=4, most_rounds=12, prompt_words=0)
+    a, b = compare.compare_targets(old, old, Run.create("compare"), effort)
+    assert asked == [(2, 6), (12, 0), (6, 0)]
+    assert len(a.paces[0].tok_s) == len(b.paces[0].tok_s) == 12
+
+
+def test_a_difference_that_other_starts_do_not_have_is_none(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two starts of one build of ik_llama.cpp read prompts 11% apart, for as long as they lived."""
+    starts = []
+
+    def measure(a: SpeedMeter, b: SpeedMeter, *, rounds: int) -> tuple[SpeedRounds, ...]:
+        pair = stated_speeds(a, b, rounds=rounds)
+        live = {instance.id for instance in state.list_instances() if instance.is_alive}
+        if live not in starts:
+            starts.append(live)
+        faster = tuple(1.11 * rate for rate in pair[1].tok_s)
+        return pair if len(starts) > 1 else (pair[0], dataclasses.replace(pair[1], tok_s=faster))
+
+    monkeypatch.setattr(compare, "measure_in_turn", measure)
+    old = codec.read_toml(Recipe, recipe)
+    new, names = upgrade_recipe(old, ["llama.cpp@b2"], tree=str(tmp_path / "tree"), notify=lambda text: None)
+    effort = dataclasses.replace(QUICK, compare=dataclasses.replace(QUICK.compare, rounds=3, most_rounds=6))
+    judges = Judges(checks=("alive",), answers=False, soak=False, quality=None)
+    found = try_upgrade(old, new, names, Run.create("upgrade"), judges=judges, effort=effort)
+    assert found.outcome == "no difference", found
+    assert len(starts) == 2
+
+
+def test_an_old_version_that_does_not_start_again_is_not_the_new_ones_fault(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = compare.live_endpoint
+
+    def start_once(target: Recipe, name: str, run: Run) -> contextlib.AbstractContextManager[Endpoint]:
+        if name == "A2":
+            raise ExternalError("the port is gone")
+        return start(target, name, run)
+
+    monkeypatch.setattr(compare, "live_endpoint", start_once)
+    monkeypatch.setattr(compare, "measure_in_turn", stated_speeds)
+    old = codec.read_toml(Recipe, recipe)
+    new, names = upgrade_recipe(old, ["llama.cpp@b3"], tree=str(tmp_path / "tree"), notify=lambda text: None)
+    effort = dataclasses.replace(QUICK, compare=dataclasses.replace(QUICK.compare, most_rounds=6))
+    judges = Judges(checks=("alive",), answers=False, soak=False, quality=None)
+    found = try_upgrade(old, new, names, Run.create("upgrade"), judges=judges, effort=effort)
+    assert (found.outcome, found.reasons[0][:22]) == ("undecided", "the old version failed")
+
+
+@pytest.mark.parametrize(("rates", "settled"), [((9,), False), ((9, 8, 9), False), ((9, 9.1, 9), True)])
+def test_a_speed_is_known_when_its_rounds_agree(rates: tuple[float, ...], settled: bool) -> None:
+    meter = SpeedMeter(Endpoint(base_url="http://127.0.0.1:1/v1", model="m"), concurrency=1)
+    meter.rounds = [(rate, 20.0) for rate in rates]
+    assert meter.is_settled is settled
 
 
 def test_judges_are_parsed() -> None:

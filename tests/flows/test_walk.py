@@ -8,21 +8,24 @@ from hypothesis import strategies as st
 
 from moebox.checkpoint import deploy, resolve_model
 from moebox.core import catalogue
+from moebox.core.metrics import parse_prometheus
 from moebox.core.recipe import Climb, Recipe, Speculate
 from moebox.core.verdict import Gain, Mark
 from moebox.detect.declared import parse_box
 from moebox.errors import BadInput
-from moebox.flows.pace import DraftCounts, acceptance_rate, bracketing_gain, parse_draft_counts, welch_gain
-from moebox.flows.settings import checks_for, current_value, with_setting
+from moebox.flows.pace import acceptance_rate, bracketing_gain, welch_gain
 from moebox.flows.walk import (
     ClimbTrial,
     SettingStep,
+    checks_for,
+    current_value,
     decide_trial,
     list_steps,
     skip_reason,
     starting_recipe,
     startup_problem,
     unreachable_settings,
+    with_setting,
 )
 from moebox.planner.choose import choose_plan
 from moebox.planner.constraints import Constraints
@@ -49,12 +52,12 @@ POSITIVE = st.floats(0.1, 1e5)
 
 
 def trial(
-    verdict: Mark = "pass", *, gained: Gain | None = None, kv: int = 100, right: int = 20, why: str = ""
+    verdict: Mark = "pass", *, gained: Gain | None = None, kv: int = 100, right: int = 20, why: str = "", path: str = ""
 ) -> ClimbTrial:
     return ClimbTrial(
         number=0,
         change="",
-        path="",
+        path=path,
         value=None,
         recipe=RECIPE,
         verdict=verdict,
@@ -168,7 +171,7 @@ def test_every_change_is_followed_by_checks_that_exist():
 )
 def test_a_step_is_kept_or_dropped_for_a_reason(step: str, after: ClimbTrial, kept: bool, says: str):
     """Each reason in words."""
-    decided, why = decide_trial(SettingStep(group=step, path="x", value=1), after, trial())  # type: ignore[arg-type]
+    decided, why = decide_trial(dataclasses.replace(after, path=step), trial())
 
     assert decided is kept
     assert says in why
@@ -176,27 +179,23 @@ def test_a_step_is_kept_or_dropped_for_a_reason(step: str, after: ClimbTrial, ke
 
 def test_a_context_that_the_recipe_requires_is_kept_with_its_cost():
     """The recipe asks for 65,536 tokens: they are kept although slower, and the reason reports it."""
-    slower = trial(gained=Gain(share=-0.4, low=-0.5, high=-0.3))
-    step = SettingStep(group="context", path="context", value=slower.recipe.context)
+    slower = trial(gained=Gain(share=-0.4, low=-0.5, high=-0.3), path="context")
 
-    assert decide_trial(step, slower, trial(), required_context=slower.recipe.context) == (
+    assert decide_trial(slower, trial(), required_context=slower.recipe.context) == (
         True,
         "required by the recipe; slower: -40.0% (-50.0% to -30.0%)",
     )
-    assert not decide_trial(step, slower, trial(), required_context=slower.recipe.context - 1)[0]
+    assert not decide_trial(slower, trial(), required_context=slower.recipe.context - 1)[0]
 
 
 def test_what_need_not_be_tried_is_said():
     """Set already, or no draft to guess with."""
     best = trial()
-    assert (
-        skip_reason(SettingStep(group="settings", path="context", value=RECIPE.context), best, [], RECIPE)
-        == "it is set already"
-    )
+    assert skip_reason(SettingStep(path="context", value=RECIPE.context), best, [], RECIPE) == "it is set already"
     bare = with_setting(with_setting(RECIPE, "speculate", "none"), "model", "deepseek-v3.2")
     bare = dataclasses.replace(bare, checkpoint="deepseek-ai/DeepSeek-V3.2")
     draftless = dataclasses.replace(best, recipe=bare)
-    eagle = SettingStep(group="speculate", path="speculate", value="eagle3")
+    eagle = SettingStep(path="speculate", value="eagle3")
     assert skip_reason(eagle, draftless, [], bare) == "no EAGLE3 draft of DeepSeek V3.2 is known"
     assert not skip_reason(dataclasses.replace(eagle, value="mtp"), draftless, [], bare)
     unknown = dataclasses.replace(bare, model="mine", checkpoint="me/mine")
@@ -207,7 +206,7 @@ def test_a_draft_that_the_recipe_does_not_name_is_the_catalogues():
     """A plan starts without one and says that a climb tries it: it was passed over for want of a name."""
     bare = with_setting(RECIPE, "speculate", "none")
     best = dataclasses.replace(trial(), recipe=bare)
-    assert not skip_reason(SettingStep(group="speculate", path="speculate", value="eagle3"), best, [], bare)
+    assert not skip_reason(SettingStep(path="speculate", value="eagle3"), best, [], bare)
     draft = with_setting(bare, "speculate", "eagle3").speculate
     assert draft
     assert draft.draft in catalogue.find_model("kimi-k2.6").drafts
@@ -249,9 +248,10 @@ def test_what_is_known_not_to_start_is_not_tried():
 
 def test_acceptance_is_read_from_the_engines_counters():
     """Accepted over guessed; SGLang's own rate where it has no counters."""
-    vllm = parse_draft_counts(VLLM_METRICS)
+    vllm = parse_prometheus(VLLM_METRICS)
+    later = VLLM_METRICS.replace(" 102.0", " 302.0").replace(" 54.0", " 174.0")
 
-    assert (vllm.drafted, vllm.accepted) == (102, 54)
-    assert acceptance_rate(vllm, DraftCounts(drafted=302, accepted=174)) == pytest.approx(0.6)
-    assert acceptance_rate(DraftCounts(), parse_draft_counts('sglang:spec_accept_rate{model_name="k2"} 0.7\n')) == 0.7
-    assert acceptance_rate(DraftCounts(), DraftCounts()) is None
+    assert acceptance_rate({}, vllm) == pytest.approx(54 / 102)
+    assert acceptance_rate(vllm, parse_prometheus(later)) == pytest.approx(0.6)
+    assert acceptance_rate({}, parse_prometheus('sglang:spec_accept_rate{model_name="k2"} 0.7\n')) == 0.7
+    assert acceptance_rate({}, {}) is None

@@ -7,9 +7,8 @@ import pytest
 from moebox.cli import main
 from moebox.core.endpoint import endpoint_from_url
 from moebox.errors import BadInput
-from moebox.flows.effort import parse_effort
 from moebox.flows.trials import TrialRunner
-from moebox.flows.walk import ClimbTrial
+from moebox.flows.walk import ClimbTrial, parse_effort
 from moebox.quality.measure import QualityGate
 from moebox.store import Run
 from tests.embedded import phantom_recipe

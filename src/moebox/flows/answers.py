@@ -13,8 +13,8 @@ from moebox.phantom.question import Question
 from moebox.phantom.questions import QUESTION_FAMILIES as FAMILIES
 from moebox.stream import run_to_end
 from moebox.verify import tokens
-from moebox.verify.checks.alive import probe_models
-from moebox.verify.checks.json_modes import schema_violation
+from moebox.verify.checks.answers import probe_models
+from moebox.verify.checks.schemas import schema_violation
 from moebox.verify.checks.streaming import common_length
 from moebox.verify.checks.tools import call_problem
 from moebox.verify.client import ExchangeClient
@@ -97,24 +97,24 @@ class AnswerComparison:
 
 def collect_answers(*endpoints: Endpoint, questions: int = QUESTIONS, seed: int = 0) -> list[list[ServerAnswer]]:
     """Ask the servers the questions of a seed; two are asked in turn: A B, B A, A B …"""
-    return run_to_end(_collect_answers(endpoints, questions, seed))
 
-
-async def _collect_answers(endpoints: Sequence[Endpoint], questions: int, seed: int) -> list[list[ServerAnswer]]:
-    rng = random.Random(seed)
-    asked: list[tuple[Endpoint, CheckSession, list[ServerAnswer]]] = []
-    async with contextlib.AsyncExitStack() as stack:
-        for endpoint in endpoints:
-            client = await stack.enter_async_context(ExchangeClient(endpoint))
-            asked.append((endpoint, CheckSession(client, VerifyOptions()), []))
-            with _report_loss(endpoint):
-                await probe_models(asked[-1][1])
-        for number in range(questions):
-            task = FAMILIES[FAMILY_MIX[number % len(FAMILY_MIX)]].draw(rng, thinking=False)
-            for endpoint, session, answers in reversed(asked) if number % 2 else asked:
+    async def ask_all() -> list[list[ServerAnswer]]:
+        rng = random.Random(seed)
+        asked: list[tuple[Endpoint, CheckSession, list[ServerAnswer]]] = []
+        async with contextlib.AsyncExitStack() as stack:
+            for endpoint in endpoints:
+                client = await stack.enter_async_context(ExchangeClient(endpoint))
+                asked.append((endpoint, CheckSession(client, VerifyOptions()), []))
                 with _report_loss(endpoint):
-                    answers.append(await _ask_question(session, task))
-    return [answers for _, _, answers in asked]
+                    await probe_models(asked[-1][1])
+            for number in range(questions):
+                task = FAMILIES[FAMILY_MIX[number % len(FAMILY_MIX)]].draw(rng, thinking=False)
+                for endpoint, session, answers in asked[:: -1 if number % 2 else 1]:
+                    with _report_loss(endpoint):
+                        answers.append(await _ask_question(session, task))
+        return [answers for _, _, answers in asked]
+
+    return run_to_end(ask_all())
 
 
 @contextlib.contextmanager
@@ -122,7 +122,7 @@ def _report_loss(endpoint: Endpoint) -> Iterator[None]:
     """Raise ExternalError if the server is gone: no answer is not a wrong answer."""
     try:
         yield
-    except ProbeFailed as problem:
+    except (ProbeFailed, EndpointUnusable) as problem:
         raise ExternalError(f"{endpoint.base_url} broke off while it was asked: {problem}") from None
 
 
@@ -130,8 +130,6 @@ async def _ask_question(session: CheckSession, task: Question) -> ServerAnswer:
     question = str(task.messages[-1]["content"])[-200:]
     try:
         answer = await session.ask_question(task)
-    except EndpointUnusable:
-        raise
     except ProbeFailed as problem:
         return ServerAnswer(family=task.family, question=question, text=f"({problem})", right=False, valid=False)
     calls = [f"{call.name}({call.arguments})" for call in answer.calls]
@@ -143,34 +141,41 @@ async def _ask_question(session: CheckSession, task: Question) -> ServerAnswer:
     elif task.response_format:
         valid = not schema_violation(answer.content, task.response_format["json_schema"]["schema"])
     return ServerAnswer(
-        family=task.family, question=question, text=text, right=task.grade(answer.reply).ok, valid=valid, pieces=pieces
+        family=task.family, question=question, text=text, right=task.grade(answer).ok, valid=valid, pieces=pieces
     )
 
 
 def compare_answers(a: Sequence[ServerAnswer], b: Sequence[ServerAnswer]) -> AnswerComparison:
-    pairs = list(zip(a, b, strict=True))
-    divergences = tuple(_first_difference(left, right) for left, right in pairs if left.text != right.text)
+    pairs, divergences = list(zip(a, b, strict=True)), []
+    for left, other in pairs:
+        if left.text == other.text:
+            continue
+        by_token = bool(left.pieces and other.pieces)  # of words if a server has no tokenizer endpoint
+        parts = (left.pieces, other.pieces) if by_token else (left.text.split(), other.text.split())
+        spot = common_length(left.text, other.text)
+        shown = slice(max(0, spot - 20), spot + 40)
+        divergence = Divergence(
+            family=left.family,
+            question=left.question,
+            at=common_length(*parts),
+            unit="token" if by_token else "word",
+            a=left.text[shown],
+            b=other.text[shown],
+        )
+        divergences.append(divergence)
     right = [(left.right, other.right) for left, other in pairs]
     json = [(left.valid, other.valid) for left, other in pairs if left.family.startswith("json")]
     tools = [(left.valid, other.valid) for left, other in pairs if left.family.startswith("tool")]
-    changes = []
-    scores = []
-    for what, good in (("right answers", right), ("valid JSON", json), ("valid tool calls", tools)):
-        lost, gained = sum(on_a and not on_b for on_a, on_b in good), sum(on_b and not on_a for on_a, on_b in good)
+    kinds = {"right": ("right answers", right), "json": ("valid JSON", json), "tools": ("valid tool calls", tools)}
+    changes, scores = [], {}
+    for kind, (what, good) in kinds.items():
+        lost, gained = sum(on_a > on_b for on_a, on_b in good), sum(on_b > on_a for on_a, on_b in good)
         changes.append(AnswerChange(what=what, of=len(good), lost=lost, gained=gained))
-        scores += [wilson_score(sum(on_a for on_a, _ in good), len(good))]
-        scores += [wilson_score(sum(on_b for _, on_b in good), len(good))]
+        scores[f"{kind}_a"] = wilson_score(sum(on_a for on_a, _ in good), len(good))
+        scores[f"{kind}_b"] = wilson_score(sum(on_b for _, on_b in good), len(good))
+    same = len(pairs) - len(divergences)
     return AnswerComparison(
-        asked=len(pairs),
-        same=len(pairs) - len(divergences),
-        right_a=scores[0],
-        right_b=scores[1],
-        json_a=scores[2],
-        json_b=scores[3],
-        tools_a=scores[4],
-        tools_b=scores[5],
-        changes=tuple(changes),
-        divergences=divergences,
+        asked=len(pairs), same=same, changes=tuple(changes), divergences=tuple(divergences), **scores
     )
 
 
@@ -178,19 +183,3 @@ def sign_test(lost: int, gained: int) -> float:
     """The probability that chance alone loses at least as many of those that changed; 1 if none did."""
     changed = lost + gained
     return math.fsum(math.comb(changed, number) * 0.5**changed for number in range(lost, changed + 1))
-
-
-def _first_difference(a: ServerAnswer, b: ServerAnswer) -> Divergence:
-    """The first token that differs, or the first word if a server has no tokenizer endpoint."""
-    by_token = bool(a.pieces and b.pieces)
-    left, right = (a.pieces, b.pieces) if by_token else (a.text.split(), b.text.split())
-    spot = common_length(a.text, b.text)
-    begin = max(0, spot - 20)
-    return Divergence(
-        family=a.family,
-        question=a.question,
-        at=common_length(left, right),
-        unit="token" if by_token else "word",
-        a=a.text[begin : spot + 40],
-        b=b.text[begin : spot + 40],
-    )

@@ -1,9 +1,8 @@
 """Find the first bad version between a good and a bad one.
 
-Every candidate is judged against the good version like an upgrade, with as many rounds as its speed needs, and only at
-the load at which the bad end is slower most. What cannot be installed or started is skipped. The two neighbours at the
-end are judged again, so that one unlucky measurement does not point at the wrong version. The journal is in the run
-folder; the same command goes on with it.
+Every candidate is judged against the good version like an upgrade, only at the load at which the bad end is slower
+most. What cannot be installed or started is skipped. The two neighbours at the end are judged again, so that one
+unlucky measurement does not point at the wrong version. The same command goes on with the journal in the run folder.
 """
 
 import contextlib
@@ -14,7 +13,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 from moebox import codec, files
@@ -52,10 +50,6 @@ class Bisection:
     changes: tuple[str, ...] = ()
     run: str = ""
 
-    def with_mark(self, version: str, mark: VersionMark, reason: str) -> "Bisection":
-        marks = {**self.marks, version: (*self.marks.get(version, ()), mark)}
-        return dataclasses.replace(self, marks=marks, reasons=self.reasons | ({version: reason} if reason else {}))
-
     def mark_of(self, version: str) -> VersionMark | None:
         """The judgement of most trials, None if there is none or they are equal."""
         marks = self.marks.get(version, ())
@@ -65,18 +59,14 @@ class Bisection:
     @property
     def ends(self) -> tuple[int, int]:
         """Places of the last good and the first bad candidate that are known."""
-        places = {
-            mark: [i for i, each in enumerate(self.candidates) if self.mark_of(each) == mark]
-            for mark in ("good", "bad")
-        }
-        bad = min(places["bad"], default=len(self.candidates) - 1)
-        return max((place for place in places["good"] if place < bad), default=0), bad
+        marks = [*map(self.mark_of, self.candidates)]
+        bad = marks.index("bad") if "bad" in marks else len(marks) - 1
+        return max((place for place in range(bad) if marks[place] == "good"), default=0), bad
 
     @property
     def next_version(self) -> str:
         """The candidate to judge next: the ends, the middle, then the neighbours again; "" at the end."""
-        last = len(self.candidates) - 1
-        for end in (last, 0):
+        for end in (-1, 0):
             if self.mark_of(self.candidates[end]) is None:
                 return self.candidates[end]
         low, high = self.ends
@@ -113,12 +103,14 @@ def bisect_versions(
     run, state = _open_journal(state)
     notify(f"run: {run.path}; {len(candidates)} versions")
     before = {each.name for each in installs.list_installs()}
+    effort = UpgradeEffort()
 
     def install(version: str) -> Recipe:
-        return with_engine(recipe, parse_source(version), tree=tree, box=box, notify=lambda text: None)[0]
+        return with_engine(recipe, parse_source(version), tree=tree, notify=lambda text: None)
 
     def judge(version: str) -> tuple[VersionMark, str]:
         """Judge one version. One that is not installed or does not start is skipped, unless it is the bad end."""
+        nonlocal effort
         is_end = version == candidates[-1]
         try:
             new = install(version)
@@ -127,97 +119,81 @@ def bisect_versions(
                 raise
             return "skip", problem.message
         folder = run.make_folder(f"{run.id}-{sum(map(len, state.marks.values())):02d}")
-        compare = dataclasses.replace(efforts[-1].compare, seed=random.randrange(10**6))
-        effort = dataclasses.replace(efforts[-1], compare=compare)
+        compare = dataclasses.replace(effort.compare, seed=random.randrange(10**6))
+        effort = dataclasses.replace(effort, compare=compare)
         result = try_upgrade(good, new, ("good", version), folder, judges=judges, effort=effort, box=box)
         slowest = min(result.gains, key=lambda row: row.gain.share if row.gain else 0.0, default=None)
         if is_end and slowest:
             loads = (slowest.concurrency,) * (slowest.what != "prefill")
             compare = dataclasses.replace(compare, concurrency=loads)
-            efforts.append(dataclasses.replace(effort, compare=compare, prompts=not loads))
+            effort = dataclasses.replace(effort, compare=compare, prompts=not loads)
         if result.outcome in ("keep", "no difference"):
             return "good", ""
         is_bad = result.outcome == "roll back" and ("B" in result.sides or is_end)
         return "bad" if is_bad else "skip", result.reasons[0] if result.reasons else ""
 
-    efforts = [UpgradeEffort()]  # the last one counts
     good = install(candidates[0])
     with paused_endpoint(named, recipe, good, run):
         while version := state.next_version:
             mark, reason = judge(version)
-            state = state.with_mark(version, mark, reason)
+            marks = {**state.marks, version: (*state.marks.get(version, ()), mark)}
+            reasons = {**state.reasons, **({version: reason} if reason else {})}
+            state = dataclasses.replace(state, marks=marks, reasons=reasons)
             run.write_json(JOURNAL, state)
             notify(f"{version}: {mark}{f' ({reason})' if reason else ''}")
             if version not in (candidates[0], candidates[-1]) and version not in before:
                 with contextlib.suppress(MoeboxError):
                     installs.remove_install(version)
-            _require_ends(state)
+            first, last = candidates[0], candidates[-1]
+            if state.mark_of(last) in ("good", "skip"):
+                why = f": {state.reasons[last]}" if last in state.reasons else ""
+                text = f"{last} is as good as {first}, so there is nothing to find{why}"
+                raise AnswerIsNo(text, hint="name another bad version")
+            if state.mark_of(first) == "bad":
+                text = f"{first} is not good against itself: {state.reasons.get(first, '')}"
+                raise AnswerIsNo(text, hint="the machine is too noisy")
     low, high = state.ends
-    changes: list[str] = []
+    suspects = changes = candidates[low + 1 : high + 1]
     if sources[0].kind == "build":
         commits = "..".join(parse_source(candidates[place]).version for place in (low, high))
-        changes = _run_git(tree, "log", "--oneline", "--no-decorate", commits).splitlines()
-    state = dataclasses.replace(
-        state,
-        first_bad=candidates[high],
-        suspects=candidates[low + 1 : high + 1],
-        changes=tuple(changes) or candidates[low + 1 : high + 1],
-    )
+        changes = tuple(_run_git(tree, "log", "--oneline", "--no-decorate", commits).splitlines()) or changes
+    state = dataclasses.replace(state, first_bad=candidates[high], suspects=suspects, changes=changes)
     run.write_json(JOURNAL, state)
     run.write_file("issue.md", issue_text(state))
     return state
 
 
-def _require_ends(state: Bisection) -> None:
-    """Raise AnswerIsNo if an end is not what it was given as."""
-    first, last = state.candidates[0], state.candidates[-1]
-    if state.mark_of(last) in ("good", "skip"):
-        why = f": {state.reasons[last]}" if last in state.reasons else ""
-        text = f"{last} is as good as {first}, so there is nothing to find{why}"
-        raise AnswerIsNo(text, hint="name another bad version")
-    if state.mark_of(first) == "bad":
-        text = f"{first} is not good against itself: {state.reasons.get(first, '')}"
-        raise AnswerIsNo(text, hint="the machine is too noisy")
-
-
 def list_candidates(good: EngineSource, bad: EngineSource, between: Sequence[str], tree: str) -> list[str]:
     """Versions from good to bad: a given list, commits of a source tree, or releases in the package index."""
-    if between:
-        return [str(good), *between, str(bad)]
-    if good.kind == "build":
+    inner = list(between)
+    if not between and good.kind == "build":
         refuse_if(not tree, "a bisection over builds needs their repository", hint="--source DIR")
         words = _run_git(tree, "rev-list", "--reverse", "--first-parent", f"{good.version}..{bad.version}").split()
         text = f"{tree}: no commit lies between {good.version} and {bad.version}"
         refuse_if(not words, text, hint="good comes first")
-        return [str(good), *(f"{good.engine}@{commit}" for commit in words[:-1]), str(bad)]
-    refuse_if(good.kind == "image", "images cannot be listed", hint="--between lists them, oldest first")
-    versions = list_releases(registry.engine_traits(good.engine).package)
-    low, high = version_key(good.version), version_key(bad.version)
-    inner = [version for version in versions if low < version_key(version) < high]
-    return [str(good), *(f"{good.engine}=={version}" for version in sorted(inner, key=version_key)), str(bad)]
-
-
-def list_releases(package: str) -> list[str]:
-    """Releases of a package in the configured index, by pip's own list of what it could install."""
-    options, env = pip_environment()
-    with files.scratch_folder("releases") as folder:
-        argv = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(folder), *options]
-        argv.append(f"{package}==0+none")
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, env=chosen_environment(env))
-    match = re.search(r"\(from versions: ([^)]*)\)", done.stderr)
-    found = [word.strip() for word in match[1].split(",")] if match else []
-    if found in ([], ["none"]):
-        text = f"the package index lists no release of {package}"
-        raise ExternalError(text, hint="--between lists versions, oldest first")
-    return found
+        inner = [f"{good.engine}@{commit}" for commit in words[:-1]]
+    elif not between:
+        refuse_if(good.kind == "image", "images cannot be listed", hint="--between lists them, oldest first")
+        package, (options, env) = registry.engine_traits(good.engine).package, pip_environment()
+        with files.scratch_folder("releases") as folder:  # pip lists what it could install
+            argv = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(folder), *options]
+            argv.append(f"{package}==0+none")
+            done = subprocess.run(argv, capture_output=True, text=True, check=False, env=chosen_environment(env))
+        match = re.search(r"\(from versions: ([^)]*)\)", done.stderr)
+        if match is None or match[1] == "none":
+            text = f"the package index lists no release of {package}"
+            raise ExternalError(text, hint="--between lists versions, oldest first")
+        low, high, versions = version_key(good.version), version_key(bad.version), match[1].split(", ")
+        inner = [
+            f"{good.engine}=={each}" for each in sorted(versions, key=version_key) if low < version_key(each) < high
+        ]
+    return [str(good), *inner, str(bad)]
 
 
 def _run_git(tree: str, *words: str) -> str:
-    refuse_if(not Path(tree).is_dir(), f"{tree}: not a source tree", hint="--source names a git repository")
     argv = ["git", "-C", tree, *words]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, env=chosen_environment())
-    text = f"{tree}: {done.stderr.strip().splitlines()[0][:200] if done.stderr.strip() else 'git failed'}"
-    refuse_if(done.returncode, text)
+    refuse_if(done.returncode, f"{tree}: {(done.stderr.strip() or 'git failed').splitlines()[0][:200]}")
     return done.stdout
 
 

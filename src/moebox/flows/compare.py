@@ -1,11 +1,10 @@
 """Compare B with A: the same answers, a loss of right ones, faster or slower.
 
 Both sides are measured in turn (A B, B A, …); otherwise a machine that warms up or slows down would look like a
-difference. If only one engine fits the box, the order is A, B, A: half of A's measurements before all of B's, the
-other half after them.
+difference. If only one engine fits the box, all of B is measured between two halves of A.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -14,18 +13,9 @@ from moebox.core.endpoint import Endpoint
 from moebox.core.recipe import Recipe
 from moebox.core.upgrade_result import SMALL, GainAtConcurrency
 from moebox.errors import ExternalError
+from moebox.flows import pace
 from moebox.flows.answers import QUESTIONS, AnswerComparison, ServerAnswer, collect_answers, compare_answers
-from moebox.flows.pace import (
-    CONFIDENCE,
-    ROUNDS,
-    SpeedMeter,
-    SpeedRounds,
-    acceptance_rate,
-    measure_in_turn,
-    measure_speed,
-    paired_gain,
-    read_draft_counts,
-)
+from moebox.flows.pace import CONFIDENCE, SpeedMeter, SpeedRounds, measure_in_turn, measure_speed, paired_gain
 from moebox.quality.judge import QualityVerdict
 from moebox.quality.measure import QualityGate
 from moebox.serve import ports
@@ -63,8 +53,8 @@ class Comparison:
 class CompareEffort:
     concurrency: tuple[int, ...] = (1, 4)
     questions: int = QUESTIONS
-    rounds: int = ROUNDS
-    most_rounds: int = 0  # of two servers that are up together: measure on until the speed is decided
+    rounds: int = pace.ROUNDS
+    most_rounds: int = 0  # measure on until the speed is decided, or of one server at a time, until it is known
     prompt_words: int = 0  # of prompts whose reading is measured too; 0: it is not
     seed: int = 0  # of the questions
     quality_limit: float = 0.0  # nats by which B may be farther from the reference than A; 0 if quality is not judged
@@ -75,13 +65,20 @@ CompareTarget = Endpoint | Recipe
 
 
 class SideListener:
-    """Follows a comparison. What `on_ready` raises ends it."""
+    """Follows a comparison, and scores both sides if there is a quality limit. What `on_ready` raises ends it."""
+
+    def __init__(self, effort: CompareEffort = CompareEffort()) -> None:
+        limit = effort.quality_limit
+        self.gate = QualityGate(limit, reference=effort.reference) if limit else None
+        self.judged: QualityVerdict | None = None
 
     def on_start(self, name: str) -> None:
         """Side `name` is about to be started or measured."""
 
     def on_ready(self, name: str, endpoint: Endpoint, folder: Run) -> None:
         """Side `name` answers for the first time."""
+        if self.gate:
+            self.judged = self.gate.judge(endpoint, folder)
 
     def on_load(self, text: str) -> None:
         """A load, such as "decode at 4 requests, load 2 of 3", is about to be measured."""
@@ -93,145 +90,132 @@ def compare_targets(
     run: Run,
     effort: CompareEffort,
     *,
-    listener: SideListener | None = None,
+    listener: SideListener = SideListener(),
     together: bool = False,
 ) -> tuple[MeasuredSide, MeasuredSide]:
     """Measure both sides in turn. Start and stop the engine of a side that is a recipe.
 
-    Two recipes are started one after the other, unless the machine holds both `together`.
+    Two recipes are started one after the other, unless the machine holds both `together`. Then a difference in speed
+    counts as far as two other starts have it too: a server may stay slower for what is left in its cache.
     """
-    listener = listener or SideListener()
     if isinstance(a, Recipe) and isinstance(b, Recipe) and not together:
         return _measure_one_by_one(a, b, run, effort, listener)
-    listener.on_start("A")
-    with live_endpoint(a, "A", run) as left:
-        listener.on_ready("A", left, run.make_folder(f"{run.id}-A"))
-        listener.on_start("B")
-        with live_endpoint(b, "B", run) as right:
-            listener.on_ready("B", right, run.make_folder(f"{run.id}-B"))
-            return measure_both(left, right, effort, listener)
+    with open_side("A", a, run, listener) as left, open_side("B", b, run, listener) as right:
+        one, other = measure_sides({"A": left, "B": right}, effort, listener)
+    pairs = [*zip(one.paces, other.paces, strict=True)]
+
+    def score(pair: tuple[SpeedRounds, SpeedRounds]) -> float:
+        """How far two speeds are from the same: above 1 if they differ by SMALL for sure, or may differ by MARGIN."""
+        gain = paired_gain(pair[0].tok_s, pair[1].tok_s, confidence=1 - (1 - CONFIDENCE) / len(pairs))
+        return max(gain.low / SMALL, -gain.high / SMALL, gain.high / MARGIN, -gain.low / MARGIN) if gain else 0.0
+
+    if effort.most_rounds and max(map(score, pairs), default=0.0) > 1:
+        with open_side("A2", a, run, listener) as left, open_side("B2", b, run, listener) as right:
+            again = measure_sides({"A": left, "B": right}, replace(effort, questions=0), listener)
+        both = zip(pairs, zip(again[0].paces, again[1].paces, strict=True), strict=True)
+        pairs = [min(each, key=score) for each in both]
+    old, new = (tuple(pair[place] for pair in pairs) for place in (0, 1))
+    return replace(one, paces=old), replace(other, paces=new)
 
 
-def target_names(*sides: CompareTarget) -> dict[str, str]:
+def target_names(a: CompareTarget, b: CompareTarget) -> dict[str, str]:
     """The URLs of servers and the names of recipes, under the keys that scripts rely on."""
-    names = [side.base_url if isinstance(side, Endpoint) else side.name for side in sides]
-    return {"target_a": names[0], "target_b": names[1]}
+    sides = {"target_a": a, "target_b": b}
+    return {key: side.base_url if isinstance(side, Endpoint) else side.name for key, side in sides.items()}
+
+
+@contextmanager
+def open_side(name: str, target: CompareTarget, run: Run, listener: SideListener) -> Iterator[Endpoint]:
+    """Report a side, start its engine, and let the listener look at it unless it is started again as "A2" or "B2"."""
+    listener.on_start(name[0])
+    with live_endpoint(target, name, run) as endpoint:
+        if name in ("A", "B"):
+            listener.on_ready(name, endpoint, run.make_folder(f"{run.id}-{name}"))
+        yield endpoint
 
 
 @contextmanager
 def live_endpoint(target: CompareTarget, name: str, run: Run) -> Iterator[Endpoint]:
-    """The endpoint of a side; a recipe is started for the length of the block.
+    """The endpoint of a side; a recipe is started, and held, for the length of the block.
 
     Raise ExternalError if its engine ended meanwhile: the other side may have got its port, and answered for it.
     """
     if isinstance(target, Endpoint):
         yield target
         return
-    with ports.start_on_free_port(
-        deploy(target), run.make_folder(f"{run.id}-{name}"), notify=lambda text: None
-    ) as engine:
-        yield engine.endpoint
+    folder = run.make_folder(f"{run.id}-{name}")
+    with ports.start_on_free_port(deploy(target), folder, notify=lambda text: None) as engine:
+        url = engine.endpoint.base_url
+        with hold_endpoint(url, "moebox compare"):
+            yield engine.endpoint
         if not engine.is_alive:
-            raise ExternalError(f"{engine.endpoint.base_url} ended while it was measured", hint=f"log: {engine.log}")
+            raise ExternalError(f"{url} ended while it was measured", hint=f"log: {engine.log}")
 
 
-def measure_both(
-    a: Endpoint, b: Endpoint, effort: CompareEffort, listener: SideListener = SideListener()
-) -> tuple[MeasuredSide, MeasuredSide]:
-    """Measure two servers that are both up, or one that is compared with itself."""
-    before = read_draft_counts(a), read_draft_counts(b)
-    answers = collect_answers(a, b, questions=effort.questions, seed=effort.seed)
-    paces = []
-    for load, words in _loads(effort, listener):
-        with (
-            SpeedMeter(a, concurrency=load, prompt_words=words) as meter_a,
-            SpeedMeter(b, concurrency=load, prompt_words=words) as meter_b,
-        ):
-            paces.append(_measure_until_decided(meter_a, meter_b, effort))
-    left, right = (
+def measure_sides(
+    sides: Mapping[str, Endpoint],
+    effort: CompareEffort,
+    listener: SideListener = SideListener(),
+    rounds: Sequence[int] = (),
+) -> list[MeasuredSide]:
+    """Ask and measure two servers in turn, or one alone, with so many `rounds` of each load if they are given."""
+    endpoints = [*sides.values()]
+    before = [*map(pace.read_metrics, endpoints)]
+    answers = collect_answers(*endpoints, questions=effort.questions, seed=effort.seed)
+    loads = [*((load, 0) for load in effort.concurrency), *[(1, effort.prompt_words)] * bool(effort.prompt_words)]
+    paces: list[tuple[SpeedRounds, ...]] = []
+    for number, (load, words) in enumerate(loads):
+        what = "prefill" if words else f"decode at {plural(load, 'request')}"
+        listener.on_load(f"{what}, load {number + 1} of {len(loads)}")
+        if len(endpoints) > 1:
+            a, b = (SpeedMeter(each, concurrency=load, prompt_words=words) for each in endpoints)
+            with a, b:
+                paces.append(_measure_until_decided(a, b, effort, len(loads)))
+        else:
+            how = {"rounds": rounds[number] if rounds else effort.rounds, "most_rounds": effort.most_rounds}
+            paces.append((measure_speed(endpoints[0], concurrency=load, prompt_words=words, **how),))
+    return [
         MeasuredSide(
             name=name,
-            answers_given=tuple(answers[side]),
-            paces=tuple(pair[side] for pair in paces),
-            acceptance=acceptance_rate(before[side], read_draft_counts(endpoint)),
+            answers_given=tuple(answers[place]),
+            paces=tuple(speeds[place] for speeds in paces),
+            acceptance=pace.acceptance_rate(before[place], pace.read_metrics(endpoints[place])),
         )
-        for side, (name, endpoint) in enumerate((("A", a), ("B", b)))
-    )
-    return left, right
+        for place, name in enumerate(sides)
+    ]
 
 
-def _measure_until_decided(a: SpeedMeter, b: SpeedMeter, effort: CompareEffort) -> tuple[SpeedRounds, SpeedRounds]:
+def _measure_until_decided(a: SpeedMeter, b: SpeedMeter, effort: CompareEffort, loads: int) -> tuple[SpeedRounds, ...]:
     """Measure in turn until a difference was seen twice, the speed is the same within the margin, or rounds end."""
-    looks, was_different = max(1, effort.most_rounds // effort.rounds), False
-    loads = len(effort.concurrency) + bool(effort.prompt_words)
+    looks, was_different, doubt = max(1, effort.most_rounds // effort.rounds), False, (1 - CONFIDENCE) / loads
     for _ in range(looks):
         pair = measure_in_turn(a, b, rounds=effort.rounds)
-        rates, doubt = (pair[0].tok_s, pair[1].tok_s), (1 - CONFIDENCE) / loads
-        gain = paired_gain(*rates, confidence=1 - doubt)
-        wide = paired_gain(*rates, confidence=1 - doubt / looks)
-        different = gain is not None and (gain.high < -SMALL or gain.low > SMALL)
-        if was_different if different else wide and wide.low > -MARGIN and wide.high < MARGIN:
+        gain, wide = (paired_gain(pair[0].tok_s, pair[1].tok_s, confidence=1 - doubt / by) for by in (1, looks))
+        different = gain is not None and max(-gain.high, gain.low) > SMALL
+        if was_different if different else wide and -MARGIN < wide.low <= wide.high < MARGIN:
             break
         was_different = different
     return pair
 
 
-def _loads(effort: CompareEffort, listener: SideListener) -> Iterator[tuple[int, int]]:
-    """Yield concurrency and words of the prompt of each measurement, and report it."""
-    loads = [*((load, 0) for load in effort.concurrency), *[(1, effort.prompt_words)] * bool(effort.prompt_words)]
-    for number, (load, words) in enumerate(loads, 1):
-        what = "prefill" if words else f"decode at {plural(load, 'request')}"
-        listener.on_load(f"{what}, load {number} of {len(loads)}")
-        yield load, words
-
-
 def _measure_one_by_one(
     a: Recipe, b: Recipe, run: Run, effort: CompareEffort, listener: SideListener
 ) -> tuple[MeasuredSide, MeasuredSide]:
-    """Measure two engines of which only one fits: A, B, A."""
-    early = replace(effort, rounds=(effort.rounds + 1) // 2)
-    late = replace(effort, rounds=max(1, effort.rounds // 2), questions=0)
-    listener.on_start("A")
-    with live_endpoint(a, "A", run) as endpoint:
-        listener.on_ready("A", endpoint, run.make_folder(f"{run.id}-A"))
-        first = measure_side("A", endpoint, early, listener)
-    listener.on_start("B")
-    with live_endpoint(b, "B", run) as endpoint:
-        listener.on_ready("B", endpoint, run.make_folder(f"{run.id}-B"))
-        second = measure_side("B", endpoint, replace(effort, rounds=early.rounds + late.rounds), listener)
-    listener.on_start("A")
-    with live_endpoint(a, "A2", run) as endpoint:
-        third = measure_side("A", endpoint, late, listener)
+    """Measure two engines of which only one fits: A, B, A. A's first half decides how many rounds the others take."""
+    early = replace(effort, rounds=(effort.rounds + 1) // 2, most_rounds=effort.most_rounds // 2)
+    late = replace(effort, most_rounds=0)
+    with open_side("A", a, run, listener) as endpoint:
+        (first,) = measure_sides({"A": endpoint}, early, listener)
+    counts = [len(speed.tok_s) for speed in first.paces]
+    with open_side("B", b, run, listener) as endpoint:
+        (second,) = measure_sides({"B": endpoint}, late, listener, [2 * count for count in counts])
+    with open_side("A2", a, run, listener) as endpoint:
+        (third,) = measure_sides({"A": endpoint}, replace(late, questions=0), listener, counts)
     paces = tuple(
         replace(before, tok_s=before.tok_s + after.tok_s, ttft_ms=before.ttft_ms + after.ttft_ms)
         for before, after in zip(first.paces, third.paces, strict=True)
     )
     return replace(first, paces=paces), second
-
-
-def measure_side(name: str, endpoint: Endpoint, effort: CompareEffort, listener: SideListener) -> MeasuredSide:
-    with hold_endpoint(endpoint.base_url, "moebox compare"):
-        before = read_draft_counts(endpoint)
-        (answers,) = collect_answers(endpoint, questions=effort.questions, seed=effort.seed)
-        paces = tuple(
-            measure_speed(endpoint, concurrency=load, rounds=effort.rounds, prompt_words=words)
-            for load, words in _loads(effort, listener)
-        )
-        acceptance = acceptance_rate(before, read_draft_counts(endpoint))
-    return MeasuredSide(name=name, answers_given=tuple(answers), paces=paces, acceptance=acceptance)
-
-
-class QualityListener(SideListener):
-    """Scores both sides as soon as they answer."""
-
-    def __init__(self, effort: CompareEffort) -> None:
-        limit = effort.quality_limit
-        self.gate = QualityGate(limit, reference=effort.reference) if limit else None
-        self.judged: QualityVerdict | None = None
-
-    def on_ready(self, name: str, endpoint: Endpoint, folder: Run) -> None:
-        if self.gate:
-            self.judged = self.gate.judge(endpoint, folder)
 
 
 def compare_sides(a: MeasuredSide, b: MeasuredSide, quality: QualityVerdict | None = None) -> Comparison:
@@ -290,17 +274,14 @@ def _verdict_text(
         same += f"; quality: {quality.verdict}"
     if not any(row.is_different for row in gains):
         known = [row.gain for row in gains if row.gain]
-        low, high = min((gain.low for gain in known), default=0.0), max((gain.high for gain in known), default=0.0)
-        interval = f"{low:+.1%} to {high:+.1%}"
         if not known:
             return f"{verdict}: {same}; speed was not measured"
-        if low >= -MARGIN and high <= MARGIN:
+        low, high = min(gain.low for gain in known), max(gain.high for gain in known)
+        interval = f"{low:+.1%} to {high:+.1%}"
+        if -MARGIN <= low <= high <= MARGIN:
             return f"{verdict}: {same}, and as fast within {interval}"
         verdict = verdict.removesuffix(" shown") + " shown"
         return f"{verdict}: {same}; speed is known only within {interval}, too wide to call it the same"
-    speed = "; ".join(
-        f"{'prompts' if row.what == 'prefill' else f'at {row.concurrency}'}: {row.gain or 'not measured'}"
-        for row in gains
-    )
-    slower = "B is slower: " if any(row.is_slower for row in gains) else ""
-    return f"{slower}{same}; speed {speed}"
+    loads = ("prompts" if row.what == "prefill" else f"at {row.concurrency}" for row in gains)
+    speed = "; ".join(f"{load}: {row.gain or 'not measured'}" for load, row in zip(loads, gains, strict=True))
+    return f"{'B is slower: ' if any(row.is_slower for row in gains) else ''}{same}; speed {speed}"

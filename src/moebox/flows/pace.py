@@ -1,38 +1,31 @@
-"""Short speed measurements to compare two settings: rounds of concurrent streams, with new prompts each.
-
-The gain of one setting over another is a ratio with its confidence interval.
-"""
+"""Short speed measurements to compare two settings: rounds of concurrent streams, with new prompts each."""
 
 import functools
 import itertools
 import math
 import random
-import re
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Literal, Self, TypeVar
+from typing import Literal, Self
 
 from moebox import http
 from moebox.core.endpoint import Endpoint
+from moebox.core.metrics import parse_prometheus
 from moebox.core.verdict import Gain
 from moebox.errors import ExternalError
 from moebox.phantom.questions import QUESTION_FAMILIES as FAMILIES
 from moebox.stream.awake import AwakeClock
 from moebox.stream.exchange import StreamReply, send_request
 
-T = TypeVar("T")
-
 ROUNDS = 5  # measurements per setting: the fewest that make a useful interval
 WARM = 1  # discarded rounds: graphs are captured and caches filled by the first
 MAX_SLEEPS = 3  # rounds measured again because the machine slept
 TOKENS = 128  # per stream
 PATIENCE_S = 600.0
-# vLLM's and llama.cpp's counters have the same name behind their prefix; SGLang has a gauge.
-COUNTER = re.compile(r"^\w+:spec_decode_num_(draft|accepted)_tokens(?:_total)?(?:\{[^}]*\})? ([\d.e+]+)$", re.MULTILINE)
-GAUGE = re.compile(r"^sglang:spec_accept_rate(?:\{[^}]*\})? ([\d.e+-]+)$", re.MULTILINE)
+SETTLED = 0.03  # share of a speed; the ranges of two such speeds that are the same stay within 5% or so
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +53,9 @@ class SpeedMeter:
         self.endpoint, self.concurrency, self.prompt_words = endpoint, concurrency, prompt_words
         self.tokens = 1 if prompt_words else tokens  # of a long prompt, only the reading is measured
         self.full_length = True  # the server accepts `ignore_eos`; the first round finds out
+        self.rounds: list[tuple[float, float]] = []  # tokens per second, and milliseconds to the first token
         self._rng = random.Random()
         self._pool = ThreadPoolExecutor(concurrency)
-        self._tok_s: list[float] = []
-        self._ttft_ms: list[float] = []
 
     def __enter__(self) -> Self:
         return self
@@ -80,21 +72,13 @@ class SpeedMeter:
                 messages: list[object] = [{"role": "user", "content": words}]
             else:
                 messages = list(FAMILIES["story"].draw(self._rng, thinking=False).messages)
-            body: dict[str, object] = {
-                "model": self.endpoint.model,
-                "messages": messages,
-                "temperature": 0,
-                "max_tokens": self.tokens,
-                "stream_options": {"include_usage": True},
-                "chat_template_kwargs": {"thinking": False, "enable_thinking": False},
-            }
-            bodies.append({**body, "ignore_eos": True} if self.full_length else body)
+            body = {"model": self.endpoint.model, "messages": messages, "temperature": 0, "max_tokens": self.tokens}
+            body |= {"chat_template_kwargs": {"thinking": False, "enable_thinking": False}}
+            bodies.append({**body, "stream_options": {"include_usage": True}})
         began = time.monotonic()
         replies = self._send(bodies)
         if self.full_length and any(reply.status in (400, 422) for reply in replies):
             self.full_length = False  # the server accepts OpenAI's own fields only
-            for body in bodies:
-                del body["ignore_eos"]
             replies = self._send(bodies)
         seconds = time.monotonic() - began
         for reply in replies:
@@ -106,64 +90,50 @@ class SpeedMeter:
                 counts = [reply.prompt_tokens or self.prompt_words for reply in replies]
             else:
                 counts = [reply.completion_tokens or len(reply.times_s) for reply in replies]
-            self._tok_s.append(sum(counts) / seconds)
-            self._ttft_ms.append(statistics.median(1e3 * reply.times_s[0] for reply in replies))
+            self.rounds.append((sum(counts) / seconds, statistics.median(1e3 * reply.times_s[0] for reply in replies)))
 
     def _send(self, bodies: list[dict[str, object]]) -> list[StreamReply]:
+        bodies = [{**body, "ignore_eos": True} for body in bodies] if self.full_length else bodies
         return list(self._pool.map(lambda body: send_request(self.endpoint, body, timeout_s=PATIENCE_S), bodies))
 
     @property
-    def round_count(self) -> int:
-        return len(self._tok_s)
-
-    def keep_rounds(self, count: int) -> None:
-        del self._tok_s[count:]
-        del self._ttft_ms[count:]
+    def is_settled(self) -> bool:
+        """Whether the mean of the rounds is known within SETTLED."""
+        logs, count = [math.log(tok_s) for tok_s, _ in self.rounds], len(self.rounds)
+        return count > 1 and student_t(count - 1, CONFIDENCE) * statistics.stdev(logs) < SETTLED * count**0.5
 
     def speed_rounds(self) -> SpeedRounds:
-        return SpeedRounds(
-            concurrency=self.concurrency,
-            tok_s=tuple(self._tok_s),
-            ttft_ms=tuple(self._ttft_ms),
-            what="prefill" if self.prompt_words else "decode",
-        )
+        tok_s, ttft_ms = (tuple(each[place] for each in self.rounds) for place in (0, 1))
+        what: Literal["decode", "prefill"] = "prefill" if self.prompt_words else "decode"
+        return SpeedRounds(concurrency=self.concurrency, tok_s=tok_s, ttft_ms=ttft_ms, what=what)
 
 
 def measure_speed(
-    endpoint: Endpoint, *, concurrency: int = 1, rounds: int = ROUNDS, tokens: int = TOKENS, prompt_words: int = 0
+    endpoint: Endpoint, *, concurrency: int = 1, rounds: int = ROUNDS, most_rounds: int = 0, **sizes: int
 ) -> SpeedRounds:
-    """Measure one server. Raise ExternalError if it does not answer."""
-    meter = SpeedMeter(endpoint, concurrency=concurrency, tokens=tokens, prompt_words=prompt_words)
-    with meter, AwakeClock() as awake:
-        for _ in range(WARM):
-            meter.run_round(keep=False)
-        for _ in range(rounds):
-            _run_rounds(awake, [meter])
+    """Measure one server; `most_rounds` allows more until its speed is known, `sizes` are a SpeedMeter's."""
+    with SpeedMeter(endpoint, concurrency=concurrency, **sizes) as meter:
+        measure_in_turn(meter, rounds=rounds)
+        while len(meter.rounds) < most_rounds and not meter.is_settled:
+            measure_in_turn(meter, rounds=1)
         return meter.speed_rounds()
 
 
-def alternate_order(number: int, pair: tuple[T, T]) -> tuple[T, T]:
-    """A B, B A, A B …, so that a drift affects both alike."""
-    a, b = pair
-    return (b, a) if number % 2 else (a, b)
-
-
-def measure_in_turn(a: SpeedMeter, b: SpeedMeter, *, rounds: int) -> tuple[SpeedRounds, SpeedRounds]:
-    """Measure two servers, or one twice, in alternating pairs of rounds."""
-    for meter in (a, b):
-        for _ in range(WARM):
+def measure_in_turn(*meters: SpeedMeter, rounds: int) -> tuple[SpeedRounds, ...]:
+    """Measure more rounds of one server, or of two in turn: A B, B A, A B …, so that a drift affects both alike."""
+    for meter in meters:
+        for _ in range(0 if meter.rounds else WARM):
             meter.run_round(keep=False)
     with AwakeClock() as awake:
         for number in range(rounds):
-            _run_rounds(awake, alternate_order(number, (a, b)))
-    return a.speed_rounds(), b.speed_rounds()
+            _run_rounds(awake, meters[:: -1 if number % 2 else 1])
+    return tuple(meter.speed_rounds() for meter in meters)
 
 
 def _run_rounds(awake: AwakeClock, meters: Sequence[SpeedMeter]) -> None:
     """Run one round of each meter; repeat them if the machine slept meanwhile."""
     for sleeps in range(MAX_SLEEPS + 1):
-        away = awake.away_s
-        counts = [meter.round_count for meter in meters]
+        away, counts = awake.away_s, [len(meter.rounds) for meter in meters]
         problem: ExternalError | None = None
         try:
             for meter in meters:
@@ -173,38 +143,28 @@ def _run_rounds(awake: AwakeClock, meters: Sequence[SpeedMeter]) -> None:
         if awake.away_s == away or sleeps == MAX_SLEEPS:
             break
         for meter, count in zip(meters, counts, strict=True):
-            meter.keep_rounds(count)
+            del meter.rounds[count:]
     if problem:
         raise problem
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftCounts:
-    """The engine's counters of draft tokens; zeros if it has none."""
-
-    drafted: float = 0.0
-    accepted: float = 0.0
-    rate: float | None = None  # SGLang's own, of its last steps
-
-
-def read_draft_counts(endpoint: Endpoint) -> DraftCounts:
+def read_metrics(endpoint: Endpoint) -> dict[str, float]:
     page = http.get(f"{endpoint.server_url}/metrics", headers=endpoint.headers)
-    return parse_draft_counts(page.text if page.ok else "")
+    return parse_prometheus(page.text if page.ok else "")
 
 
-def parse_draft_counts(text: str) -> DraftCounts:
-    """The counters in a page of Prometheus metrics."""
-    sums = {"draft": 0.0, "accepted": 0.0}
-    for kind, value in COUNTER.findall(text):
-        sums[kind] += float(value)
-    gauge = GAUGE.search(text)
-    return DraftCounts(drafted=sums["draft"], accepted=sums["accepted"], rate=float(gauge[1]) if gauge else None)
+def acceptance_rate(before: Mapping[str, float], after: Mapping[str, float]) -> float | None:
+    """The share of draft tokens that were accepted between two looks at the metrics, or None if there were none.
 
+    vLLM's and llama.cpp's counters have the same name behind their prefix; SGLang has a gauge, of its last steps.
+    """
 
-def acceptance_rate(before: DraftCounts, after: DraftCounts) -> float | None:
-    """The share of draft tokens that were accepted in between, or None if there were none."""
-    drafted = after.drafted - before.drafted
-    return (after.accepted - before.accepted) / drafted if drafted > 0 else after.rate
+    def count_tokens(kind: str) -> float:
+        ends = (f":spec_decode_num_{kind}_tokens", f":spec_decode_num_{kind}_tokens_total")
+        return sum(value - before.get(name, 0.0) for name, value in after.items() if name.endswith(ends))
+
+    drafted = count_tokens("draft")
+    return count_tokens("accepted") / drafted if drafted > 0 else after.get("sglang:spec_accept_rate")
 
 
 CONFIDENCE = 0.95

@@ -53,28 +53,29 @@ class SwitchJournal:
 
     @property
     def path(self) -> Path:
-        return journals_dir() / f"{safe_name(self.name)}.json"
-
-
-def journals_dir() -> Path:
-    return state.state_dir() / "upgrades"
+        return state.state_dir() / "upgrades" / f"{safe_name(self.name)}.json"
 
 
 def save_journal(journal: SwitchJournal, **fields: object) -> SwitchJournal:
     journal = dataclasses.replace(journal, when=time.time(), **fields)  # type: ignore[arg-type]
-    files.make_private_folder(journals_dir())
+    files.make_private_folder(journal.path.parent)
     files.write_atomic(journal.path, codec.to_json(journal), mode=0o600, sync=True)
     return journal
 
 
-def list_journals(*phases: Phase) -> list[SwitchJournal]:
-    """Journals in these phases, newest first."""
+def list_journals(*phases: Phase, name: str = "") -> list[SwitchJournal]:
+    """Journals in these phases, newest first, all or those of a recipe."""
     found = []
-    for path in journals_dir().glob("*.json"):
+    for path in state.state_dir().glob("upgrades/*.json"):
         with contextlib.suppress(BadInput, FileNotFoundError):
-            journal = codec.decode(SwitchJournal, codec.load_json(path), where=str(path))
-            found += [journal] if journal.phase in phases else []
+            found.append(codec.decode(SwitchJournal, codec.load_json(path), where=str(path)))
+    found = [each for each in found if each.phase in phases and name in ("", each.name)]
     return sorted(found, key=lambda journal: -journal.when)
+
+
+def take_lease(name: str, what: str) -> state.Lease:
+    """Lease the upgrades of a recipe. Raise ExternalError if another process is at work on it."""
+    return state.Lease(f"upgrade-{safe_name(name)}", f"{what} (process {os.getpid()})")
 
 
 def live_instances(name: str, *, within: str = "") -> list[state.Instance]:
@@ -85,6 +86,10 @@ def live_instances(name: str, *, within: str = "") -> list[state.Instance]:
     return [each for each in live if each.recipe == name]
 
 
+def served_recipe(instance: state.Instance) -> Recipe:
+    return codec.read_toml(Recipe, Path(instance.run) / "recipe.toml")
+
+
 @contextlib.contextmanager
 def paused_endpoint(named: str, old: Recipe, new: Recipe, run: Run) -> Iterator[SwitchJournal]:
     """Stop the live endpoint of a recipe for the length of the block; afterwards it runs again, whatever happened.
@@ -93,7 +98,7 @@ def paused_endpoint(named: str, old: Recipe, new: Recipe, run: Run) -> Iterator[
     """
     recover_upgrades()
     file = Path(named) if named.endswith(".toml") else saved_recipes_dir() / f"{old.name}.toml"
-    lease = state.Lease(f"upgrade-{safe_name(old.name)}", f"moebox upgrade (process {os.getpid()})")
+    lease = take_lease(old.name, "moebox upgrade")
     serving = live_instances(old.name)
     by_unit = service.control_unit("is-active", old.name)
     keeper: subprocess.Popen[bytes] | None = None
@@ -106,7 +111,7 @@ def paused_endpoint(named: str, old: Recipe, new: Recipe, run: Run) -> Iterator[
         elif attached := next((each for each in serving if not each.detached), None):
             hint = f"end it there, and start it with `moebox up {old.name} --detach`"
             raise ExternalError(f"{attached.id} is served by `moebox up` in another terminal", hint=hint)
-        live = codec.read_toml(Recipe, Path(serving[0].run) / "recipe.toml") if serving else old if by_unit else None
+        live = served_recipe(serving[0]) if serving else old if by_unit else None
         journal = SwitchJournal(
             name=old.name,
             phase="testing",
@@ -118,8 +123,7 @@ def paused_endpoint(named: str, old: Recipe, new: Recipe, run: Run) -> Iterator[
             live=live,
             by_unit=by_unit,
         )
-        journal = save_journal(journal)
-        keeper = start_keeper(journal)
+        keeper = start_keeper(save_journal(journal))
         stop_endpoint(journal)
         if live and preflight.accepts_connections(live.listen.host, live.listen.port):
             save_journal(journal, phase="ended", live=None)
@@ -127,26 +131,18 @@ def paused_endpoint(named: str, old: Recipe, new: Recipe, run: Run) -> Iterator[
             raise ExternalError(text, hint="stop the service for the upgrade, e.g. `systemctl --user stop NAME`")
         yield journal
     finally:
-        for pending in [each for each in list_journals(*OWED) if each.name == old.name]:
+        for pending in list_journals(*OWED, name=old.name):
             restore_endpoint(pending)
         lease.close()
-        if keeper and keeper.stdin:
-            with contextlib.suppress(OSError):
-                keeper.stdin.write(b"done\n")
-                keeper.stdin.close()
-            keeper.wait()
+        if keeper:
+            keeper.communicate(b"done\n")
 
 
 def start_keeper(journal: SwitchJournal) -> "subprocess.Popen[bytes]":
     """Start the process that restores the endpoint if this one is killed. It gets this environment: keys are in it."""
+    argv = [sys.executable, "-m", "moebox.flows.switch", journal.name]
     with open(journal.path.with_suffix(".log"), "ab") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "moebox.flows.switch", journal.name],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
+        return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True)
 
 
 def recover_upgrades(report: Callable[[str], None] = lambda text: None) -> list[str]:
@@ -154,17 +150,16 @@ def recover_upgrades(report: Callable[[str], None] = lambda text: None) -> list[
     recovered = []
     for journal in list_journals(*OWED):
         try:
-            lease = state.Lease(f"upgrade-{safe_name(journal.name)}", f"recovery (process {os.getpid()})")
+            lease = take_lease(journal.name, "recovery")
         except ExternalError:  # a process is at work on it
             continue
-        try:
-            if journal.name in [each.name for each in list_journals(*OWED)]:
-                restore_endpoint(journal)
-                recovered.append(journal.name)
-        except MoeboxError as problem:
-            report(f"{journal.name} could not be started again after an interrupted upgrade: {problem.message}")
-        finally:
-            lease.close()
+        with contextlib.closing(lease):
+            try:
+                if list_journals(*OWED, name=journal.name):
+                    restore_endpoint(journal)
+                    recovered.append(journal.name)
+            except MoeboxError as problem:
+                report(f"{journal.name} could not be started again after an interrupted upgrade: {problem.message}")
     return recovered
 
 
@@ -220,14 +215,12 @@ def roll_back(name: str = "") -> SwitchJournal:
     refuse_if(not applied, f"no applied upgrade{f' of {name}' if name else ''} to return from")
     hint = ", ".join(each.name for each in applied)
     refuse_if(len(applied) > 1 and not name, "several upgrades are applied: name one", hint=hint)
-    with contextlib.closing(state.Lease(f"upgrade-{safe_name(applied[0].name)}", f"rollback (process {os.getpid()})")):
-        serving = live_instances(applied[0].name)
-        live = None
-        if serving:
-            listen = codec.read_toml(Recipe, Path(serving[0].run) / "recipe.toml").listen
-            live = dataclasses.replace(applied[0].live or applied[0].old, listen=listen)
-        restore_endpoint(save_journal(applied[0], phase="switching", live=live))
-    return applied[0]
+    journal, live = applied[0], None
+    with contextlib.closing(take_lease(journal.name, "rollback")):
+        if serving := live_instances(journal.name):
+            live = dataclasses.replace(journal.live or journal.old, listen=served_recipe(serving[0]).listen)
+        restore_endpoint(save_journal(journal, phase="switching", live=live))
+    return journal
 
 
 def start_detached(recipe: Recipe) -> state.Instance:
@@ -252,7 +245,7 @@ def restart_instance(url: str) -> Callable[[], None]:
     if found is None or not found.detached:
         hint = "start it with `moebox up RECIPE --detach`"
         raise BadInput(f"{url} cannot be restarted: it is not a detached engine of moebox", hint=hint)
-    recipe = codec.read_toml(Recipe, Path(found.run) / "recipe.toml")
+    recipe = served_recipe(found)
 
     def restart() -> None:
         for instance in [each for each in state.list_instances() if each.base_url == url]:
@@ -277,5 +270,5 @@ if __name__ == "__main__":  # the keeper: moebox ended without "done" if it was 
     until = time.monotonic() + KEEPER_S
     while is_owed and time.monotonic() < until:  # the killed engine may hold its port and its memory for a while
         print("restored:", *recover_upgrades(print), flush=True)
-        is_owed = sys.argv[1] in [journal.name for journal in list_journals(*OWED)]
+        is_owed = bool(list_journals(*OWED, name=sys.argv[1]))
         time.sleep(RETRY_S)

@@ -9,11 +9,13 @@ RUN/  climb.json      every trial so far, and the best; written after each, so t
       best.toml       the best verified recipe
 """
 
+import contextlib
 import random
 import signal
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +28,10 @@ from moebox.core.engine_event import FailureEvent, StopEvent
 from moebox.core.quirks import first_unexpected_failure
 from moebox.core.recipe import Recipe
 from moebox.core.verdict import Mark
-from moebox.errors import AnswerIsNo, BadInput, MoeboxError, NotInstalled, refuse_if
-from moebox.flows import answers, pace, settings, walk
-from moebox.flows.effort import ClimbEffort, save_effort
+from moebox.errors import AnswerIsNo, MoeboxError, NotInstalled, refuse_if
+from moebox.flows import answers, pace, walk
 from moebox.flows.pace import SpeedRounds, bracketing_gain, welch_gain
-from moebox.flows.walk import ClimbTrial, SettingStep, list_steps, unreachable_settings
+from moebox.flows.walk import ClimbEffort, ClimbMeasures, ClimbTrial, SettingStep, with_setting
 from moebox.quality.measure import QualityGate
 from moebox.serve import ports, power, state
 from moebox.serve.faults import OUT_OF_MEMORY
@@ -51,28 +52,20 @@ ClimbListener = Callable[[str, Any], None]  # ("try", SettingStep), ("news", str
 class TrialRunner:
     """Tries recipes one after another and keeps the best; the run folder has its state after each trial."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        run: Run,
-        effort: ClimbEffort,
-        notify: ClimbListener,
-        box: Box | None,
-        *,
-        command: str = "climb",
-    ) -> None:
-        self.recipe, self.run, self.effort, self.notify = recipe, run, effort, notify
-        self.box, self.command = box, command
-        self.trials = load_trials(recipe, run, effort, command)
+    command = "climb"
+
+    def __init__(self, recipe: Recipe, run: Run, effort: ClimbEffort, notify: ClimbListener, box: Box | None) -> None:
+        self.recipe, self.run, self.effort, self.notify, self.box = recipe, run, effort, notify, box
+        self.trials = load_trials(recipe, run, effort, self.command)
         self.best = next((trial for trial in reversed(self.trials) if trial.kept), None)
-        self.skipped: dict[str, str] = {}
+        self.passed_over: dict[str, str] = {}  # steps that were not tried, and the reason
 
     @property
     def trial_count(self) -> int:
         return len(self.trials)
 
     def skip(self, change: str, reason: str) -> None:
-        self.skipped[change] = reason
+        self.passed_over[change] = reason
         self.run.add_event(event.ClimbSkipped(change=change, why=reason))
 
     def add_trial(self, trial: ClimbTrial) -> None:
@@ -86,13 +79,8 @@ class TrialRunner:
         self.run.add_event(kind(**{name: getattr(trial, name) for name in kind.__struct_fields__}), sync=True)
 
     def save_table(self, *, ended: bool = False) -> None:
-        document = {
-            "ended": ended,
-            "best": self.best.number if self.best else None,
-            "steps": list(map(codec.to_plain, self.trials)),
-            "passed_over": self.skipped,
-        }
-        self.run.write_json(TABLE_FILE, document)
+        table = {"ended": ended, "best": self.best.number if self.best else None, "steps": self.trials}
+        self.run.write_json(TABLE_FILE, {**table, "passed_over": self.passed_over})
 
     def reason_to_skip(self, step: SettingStep) -> str:
         """Why a step is not started, or "": it is pointless, does not fit, or restarted the machine the last time."""
@@ -110,20 +98,16 @@ class TrialRunner:
     def recipe_for(self, step: SettingStep) -> Recipe:
         if self.best is None:
             return walk.starting_recipe(self.recipe)
-        return settings.with_setting(self.best.recipe, step.path, step.value)
+        return with_setting(self.best.recipe, step.path, step.value)
 
     def try_or_skip(self, step: SettingStep, keep: Callable[[ClimbTrial], None]) -> ClimbTrial | None:
-        """Try a step and `keep` its result; None if there is a reason not to try it."""
+        """Start, verify, measure and judge a step, and `keep` its result, which may be a failure.
+
+        Return None if there is a reason not to try it.
+        """
         if reason := self.reason_to_skip(step):
             self.skip(step.change, reason)
             return None
-        trial = self.try_step(step)
-        keep(trial)
-        self.notify("done", trial)
-        return trial
-
-    def try_step(self, step: SettingStep) -> ClimbTrial:
-        """Start, verify, measure and judge one step. A failure is its result, not an exception."""
         began = time.monotonic()
         self.notify("try", step)
         self.run.add_event(event.ClimbTried(change=step.change, boot=_boot_id()), sync=True)
@@ -138,10 +122,14 @@ class TrialRunner:
             folder=f"climb/{self.run.id}-{number:02d}",
         )
         trial = self._measure_with_retry(trial, step)
-        if self.best and step.group != "tune" and walk.needs_sure_gain(step, trial):
-            trial = self._measure_best_again(trial, self.best)
-        kept, reason = walk.decide_trial(step, trial, self.best, required_context=self.recipe.context)
-        return replace(trial, kept=kept, why=reason, seconds=time.monotonic() - began)
+        gain = trial.gain if step.path and trial.verdict != "fail" else None
+        if self.best and gain and (gain.high < walk.SLOWER if step.path == "context" else gain.is_significant):
+            trial = self._measure_best_again(trial, self.best)  # the decision depends on a difference in speed
+        kept, reason = walk.decide_trial(trial, self.best, required_context=self.recipe.context)
+        trial = replace(trial, kept=kept, why=reason, seconds=time.monotonic() - began)
+        keep(trial)
+        self.notify("done", trial)
+        return trial
 
     def _measure_with_retry(self, trial: ClimbTrial, step: SettingStep) -> ClimbTrial:
         """Measure a step; retry once if it failed because its engine was killed or the machine slept."""
@@ -153,11 +141,16 @@ class TrialRunner:
                     raise
                 except MoeboxError as problem:  # an engine that does not start, or dies, is a result
                     result = replace(trial, verdict="fail", why=problem.message)
-            ending = _engine_ending(Run(self.run.path / trial.folder))
-            if ending == "oom":  # not retried: the next attempt may take down the whole machine
+            oom = killed = False  # by a SIGKILL that moebox did not send
+            for end in Run(self.run.path / trial.folder).read_events():
+                if isinstance(end, FailureEvent):
+                    oom, killed = end.fault == "oom", "was killed by SIGKILL" in end.message
+                elif isinstance(end, StopEvent):
+                    oom, killed = bool(end.oom), end.code == -signal.SIGKILL and "SIGKILL" not in (end.signals or ())
+            if oom:  # not retried: the next attempt may take down the whole machine
                 reason = result.why if "out of memory" in result.why else f"its engine {OUT_OF_MEMORY}"
                 return replace(result, verdict="fail", why=reason)
-            disturbance = "the machine slept" if awake.away_s else "its engine was killed" if ending else ""
+            disturbance = "the machine slept" if awake.away_s else "its engine was killed" if killed else ""
             if not (result.verdict == "fail" and disturbance and left):
                 break
             self.run.add_event(event.ClimbRetried(change=step.change, why=disturbance))
@@ -165,28 +158,26 @@ class TrialRunner:
 
     def _measure(self, trial: ClimbTrial, step: SettingStep) -> ClimbTrial:
         effort, best = self.effort, self.best
-        live, folder = self.start_engine(trial.recipe, trial.folder)
-        with live, state.hold_endpoint(live.endpoint.base_url, f"moebox {self.command}, {self.run.id}"):
+        before = Run(self.run.path / best.folder) if best else None
+        with self.live_engine(trial.recipe, trial.folder) as (live, folder):
             trial = replace(trial, kv_tokens=int(live.facts.kv_tokens or 0))
             trial = self._check(trial, step, live.endpoint, folder)
             if trial.verdict == "fail":
                 return trial
-            drafts = pace.read_draft_counts(live.endpoint)
+            counted = pace.read_metrics(live.endpoint)
             (replies,) = answers.collect_answers(live.endpoint, questions=effort.questions)
             folder.write_json("answers.json", replies)
             speed, watts = self.measure_speed(live, folder)
-            accepted = pace.acceptance_rate(drafts, pace.read_draft_counts(live.endpoint))
+            accepted = pace.acceptance_rate(counted, pace.read_metrics(live.endpoint))
             if effort.jobs:
-                from moebox.flows.compare_tasks import find_lost_work
+                from moebox.flows.jobs import find_lost_work
 
                 seed = random.Random(self.run.id).randrange(10**6)  # the same jobs at every step of this climb
-                earlier = Run(self.run.path / best.folder) if best else None
-                if lost := find_lost_work(live.endpoint, folder, earlier, jobs=effort.jobs, seed=seed):
+                if lost := find_lost_work(live.endpoint, folder, before, jobs=effort.jobs, seed=seed):
                     trial = replace(trial, verdict="fail", why=lost)
             if worse := self.find_quality_loss(live.endpoint, folder):
                 trial = replace(trial, verdict="fail", why=worse)
-        earlier_replies = Run(self.run.path / best.folder).read_json("answers.json") if best else None
-        pairs = zip(replies, earlier_replies or (), strict=False)
+        pairs = zip(replies, (before and before.read_json("answers.json")) or (), strict=False)
         return replace(
             trial,
             output_tok_s=speed.output_tok_s,
@@ -225,12 +216,15 @@ class TrialRunner:
         folder.write_json("measurements/pace.json", speed)
         return speed, 0.0 if joules is None or used is None else (used - joules) / seconds
 
-    def start_engine(self, recipe: Recipe, name: str) -> tuple[EngineSession, Run]:
-        folder = self.run.make_folder(name)
-        live = ports.start_on_free_port(
-            deploy(recipe), folder, notify=lambda text: self.notify("news", text), patience_s=self.effort.patience_s
-        )
-        return live, folder
+    @contextlib.contextmanager
+    def live_engine(self, recipe: Recipe, name: str) -> Iterator[tuple[EngineSession, Run]]:
+        """Run an engine for the length of the block; no other command may measure it meanwhile."""
+        folder, news = self.run.make_folder(name), partial(self.notify, "news")
+        with (
+            ports.start_on_free_port(deploy(recipe), folder, notify=news, patience_s=self.effort.patience_s) as live,
+            state.hold_endpoint(live.endpoint.base_url, f"moebox {self.command}, {self.run.id}"),
+        ):
+            yield live, folder
 
     def _check(self, trial: ClimbTrial, step: SettingStep, endpoint: Endpoint, folder: Run) -> ClimbTrial:
         """Run the checks of a step. The verdict is "warn" if no check passed."""
@@ -242,10 +236,8 @@ class TrialRunner:
             depths=effort.depths,
             thinking="yes" if recipe.reasoning_parser and recipe.thinking else "auto",
         )
-        only = effort.first_checks if step.group == "start" and effort.first_checks else step.checks
-        checks = run_checks(
-            endpoint, options, only=only, run=folder, on_check=lambda verdict: self.notify("check", verdict)
-        )
+        only = step.checks if self.best else effort.first_checks or step.checks
+        checks = run_checks(endpoint, options, only=only, run=folder, on_check=partial(self.notify, "check"))
         failure = first_unexpected_failure(checks)  # the engine's known quirks do not count against the setting
         verdict: Mark = "fail" if failure else checks.verdict if checks.has_passed else "warn"
         return replace(trial, verdict=verdict, rungs=checks.marks, why=failure)
@@ -257,8 +249,7 @@ class TrialRunner:
         """
         self.notify("news", f"measuring {best.change} again, to separate the setting from the machine")
         try:
-            live, folder = self.start_engine(best.recipe, f"{trial.folder}-again")
-            with live, state.hold_endpoint(live.endpoint.base_url, f"moebox {self.command}, {self.run.id}"):
+            with self.live_engine(best.recipe, f"{trial.folder}-again") as (live, folder):
                 speed, _ = self.measure_speed(live, folder)
         except MoeboxError as problem:
             self.run.add_event(event.ClimbInconclusive(change=trial.change, why=problem.message))
@@ -280,36 +271,20 @@ def load_trials(recipe: Recipe, run: Run, effort: ClimbEffort, command: str) -> 
     start = run.path / START_FILE
     if not start.exists():
         run.write_file(START_FILE, codec.to_toml(recipe))
-        save_effort(effort, run)
+        measures = {field.name: getattr(effort, field.name) for field in fields(ClimbMeasures)}
+        run.write_file(walk.EFFORT_FILE, codec.to_toml(measures))
         run.add_event(event.ClimbBegan(recipe=recipe.name, command=command))
         return []
     hint = f"its recipe is {start}"
     refuse_if(codec.read_toml(Recipe, start) != recipe, f"{run.path} began with another recipe", hint=hint)
     table = run.read_json(TABLE_FILE) or {"steps": []}
-    rows = table.get("steps") if isinstance(table, dict) else None
-    path = run.path / TABLE_FILE
-    if not isinstance(rows, list):
-        raise BadInput(f"{path}: no list of steps", hint=f"start again: `moebox {command} RECIPE`")
-    trials = [codec.decode(ClimbTrial, row, where=str(path)) for row in rows]
+    rows = table.get("steps") if isinstance(table, dict) else table
+    trials = codec.decode(list[ClimbTrial], rows, where=str(run.path / TABLE_FILE))
     run.add_event(event.ClimbResumed(steps=len(trials)))
     # The guard of a climb that was killed a moment ago still stops its engine.
     wait_for(lambda: not state.engine_writing_to(state.live_run_folders(), run.path), GUARD_STOP_S, every_s=0.1)
     # A failed start is tried again, unless it might take down the machine.
     return trials if any(trial.kept or "out of memory" in trial.why for trial in trials) else []
-
-
-def _engine_ending(folder: Run) -> str:
-    """How an engine ended: "oom" by the kernel, "killed" by a SIGKILL that moebox did not send, else ""."""
-    ends = [event for event in folder.read_events() if isinstance(event, FailureEvent | StopEvent)]
-    if not ends:
-        return ""
-    end = ends[-1]
-    if isinstance(end, FailureEvent):
-        oom, killed = end.fault == "oom", "was killed by SIGKILL" in end.message
-    else:
-        oom = bool(end.oom)
-        killed = end.code == -signal.SIGKILL and "SIGKILL" not in (end.signals or ())
-    return "oom" if oom else "killed" if killed else ""
 
 
 def _boot_id() -> str:
@@ -319,13 +294,6 @@ def _boot_id() -> str:
         return ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClimbResult:
-    trials: tuple[ClimbTrial, ...]
-    best: ClimbTrial | None
-    passed_over: dict[str, str]  # steps that were not tried, and the reason
-
-
 def climb(
     recipe: Recipe,
     run: Run,
@@ -333,26 +301,25 @@ def climb(
     effort: ClimbEffort,
     notify: ClimbListener = lambda kind, news: None,
     box: Box | None = None,
-) -> ClimbResult:
+) -> TrialRunner:
     """Try the settings in the recipe's `climb` table. Resume if the run folder has a climb of the same recipe.
 
     A step that does not fit `box` is skipped. Raise AnswerIsNo if the first step fails.
     """
-    settings.check_climb_settings(recipe)
+    walk.check_climb_settings(recipe)
     climber = TrialRunner(recipe, run, effort, notify, box)
-    for change, reason in unreachable_settings(recipe).items():
+    for change, reason in walk.unreachable_settings(recipe).items():
         notify("news", f"{change} is not tried: {reason}")
         climber.skip(change, reason)
-    for step in list_steps(recipe):
+    for step in walk.list_steps(recipe):
         if any(trial.change == step.change for trial in climber.trials):
             continue
         trial = climber.try_or_skip(step, climber.add_trial)
-        if trial and step.group == "start" and not trial.kept:
+        if trial and climber.best is None:
             break
     climber.save_table(ended=True)
-    best = climber.best
-    if best is None:
-        reason = climber.trials[0].why if climber.trials else climber.skipped[SettingStep(group="start").change]
+    if climber.best is None:
+        reason = climber.trials[0].why if climber.trials else climber.passed_over["start"]
         raise AnswerIsNo(f"the recipe is not good at its first step: {reason}", hint=f"evidence in {run.path}")
-    run.write_file(BEST_FILE, codec.to_toml(best.recipe))
-    return ClimbResult(trials=tuple(climber.trials), best=best, passed_over=climber.skipped)
+    run.write_file(BEST_FILE, codec.to_toml(climber.best.recipe))
+    return climber

@@ -6,10 +6,6 @@
    the sum of gains are measured; the better half goes on with twice the rounds, until few are left.
 3. These finalists are checked and measured with the whole model, and must keep the quality limit if there is one.
 4. The best of them must beat the start, measured in turn: A B B A.
-
-RUN/  tune.json   options, what was screened, finalists, the reason and gain of each setting, the power sweep
-      best.toml   the winner, or the recipe at the start if nothing beats it
-      pareto.svg  speed against latency, and against joules per token if the GPUs count energy
 """
 
 import math
@@ -25,27 +21,16 @@ from moebox.core.event import TuneScreened
 from moebox.core.recipe import Flag, Recipe
 from moebox.engines.tunables import load_tunables, tunable_values
 from moebox.errors import AnswerIsNo, BadInput, ExternalError, MoeboxError, NotInstalled, Unsupported, suggest_names
-from moebox.flows import tune_state
-from moebox.flows.effort import ClimbEffort
+from moebox.flows import tune_state, walk
 from moebox.flows.pace import SpeedRounds, bracketing_gain
 from moebox.flows.rehearse import reduce_recipe, with_weights
-from moebox.flows.settings import checks_for, current_value, with_setting
-from moebox.flows.trials import BEST_FILE, ClimbListener, ClimbResult, TrialRunner
-from moebox.flows.tune_state import (
-    TUNE_FILE,
-    Budget,
-    Changes,
-    ScreenTrial,
-    SettingGain,
-    TuneOptions,
-    TuneState,
-    draw_pareto,
-    sweep_caps,
-)
-from moebox.flows.walk import ANSWERS_DIFFER, ClimbTrial, SettingStep, decide_trial, memory_problem, startup_problem
+from moebox.flows.trials import BEST_FILE, ClimbListener, TrialRunner
+from moebox.flows.tune_state import Changes, Gains, ScreenTrial, SettingGain, TuneOptions, TuneState, single_key
+from moebox.flows.walk import ClimbEffort, ClimbTrial, SettingStep, checks_for, current_value
 from moebox.planner.speed import Speed
-from moebox.serve import power, preflight
+from moebox.serve import power
 from moebox.serve.guard import CAPS_FILE
+from moebox.serve.order import recipe_gpus
 from moebox.serve.session import engine_session
 from moebox.store import Run
 from moebox.units import format_seconds
@@ -65,14 +50,14 @@ def tune(
     effort: ClimbEffort,
     notify: ClimbListener = lambda kind, news: None,
     box: Box | None = None,
-) -> tuple[ClimbResult, TuneState]:
+) -> "Tuner":
     """Search for better settings; resume if the run folder has a tuning. Return the trials and what was found.
 
     Raise AnswerIsNo if the recipe itself fails, or the budget ends before it is measured.
     """
     for left_over in run.path.rglob(CAPS_FILE):  # moebox and the guard were both killed
         power.restore_caps(left_over)
-    gpus = preflight.recipe_gpus(deploy(recipe))
+    gpus = recipe_gpus(deploy(recipe))
     if options.power:
         with power.PowerCaps(gpus, run.path):
             pass  # the driver allows it
@@ -81,20 +66,21 @@ def tune(
     tuner = Tuner(recipe, run, effort, notify, box, options=options)
     with tuner.budget:
         tuner.search()
-    return tuner.finish()
+    tuner.finish()
+    return tuner
 
 
 class Tuner(TrialRunner):
     """One tuning; the run folder has its state after each trial."""
 
+    command = "tune"
+
     def __init__(self, recipe: Recipe, run: Run, *given: Any, options: TuneOptions) -> None:
-        super().__init__(recipe, run, *given, command="tune")
-        path = run.path / TUNE_FILE
-        stored = codec.decode(TuneState, run.read_json(TUNE_FILE), where=str(path)) if path.exists() else None
-        self.state = replace(stored, options=options) if stored else TuneState(options=options)
-        self.options = options
-        self.whys: dict[str, str] = {}
-        self.budget = Budget(options.budget_s, self.state.spent_s)
+        super().__init__(recipe, run, *given)
+        stored = run.read_json(tune_state.TUNE_FILE) or {"options": {}}
+        state = codec.decode(TuneState, stored, where=str(run.path / tune_state.TUNE_FILE))
+        self.state, self.options = replace(state, options=options), options
+        self.budget = tune_state.Budget(options.budget_s, self.state.spent_s)
 
     @property
     def trial_count(self) -> int:
@@ -102,7 +88,7 @@ class Tuner(TrialRunner):
 
     def update(self, **changes: Any) -> None:
         self.state = replace(self.state, spent_s=self.budget.used_s, **changes)
-        self.run.write_json(TUNE_FILE, self.state)
+        self.run.write_json(tune_state.TUNE_FILE, self.state)
 
     def recipe_for(self, step: SettingStep) -> Recipe:
         return tune_state.change_settings(self.recipe, step.together)
@@ -115,21 +101,16 @@ class Tuner(TrialRunner):
         self.update()
         settings = self.list_settings()
         if not self.trials:
-            self.try_or_skip(SettingStep(group="start"), self.add_trial)
+            self.try_or_skip(SettingStep(), self.add_trial)
         if self.best is None:
             return
-        reserve = RESERVED * self.trials[0].seconds
-        gains = self.screen_settings(settings, reserve)
+        gains = self.screen_settings(settings)
         pool = tune_state.combine_changes(settings, gains, width=self.options.combinations)
-        pool = self.halve(pool, reserve)[: self.options.finalists]
-        self.try_finalists(pool)
+        self.try_finalists(self.halve(pool)[: self.options.finalists])
         self.confirm_finalists(gains)
         if self.options.power and not self.state.caps:
-            caps, best_cap_w = sweep_caps(self, self.best.recipe)
+            caps, best_cap_w = tune_state.sweep_caps(self, self.best.recipe)
             self.update(caps=caps, best_cap_w=best_cap_w)
-
-    def keep_finalist(self, trial: ClimbTrial) -> None:
-        self.update(finalists=(*self.state.finalists, trial))
 
     def list_settings(self) -> dict[str, list[Flag]]:
         """Settings and values that can be tried on this box; the others are skipped with a reason."""
@@ -138,7 +119,6 @@ class Tuner(TrialRunner):
         for tunable in load_tunables(self.recipe.engine):
             values = tunable_values(tunable, deployment, has_reference=bool(self.effort.quality_limit))
             declared |= {tunable.path: values} if values else {}
-            self.whys[tunable.path] = tunable.why
         declared |= {path: tuple(values) for path, values in self.recipe.climb.settings.items()}
         for path in self.options.only:
             if path not in declared:
@@ -146,28 +126,27 @@ class Tuner(TrialRunner):
                 hint = suggest_names(path, list(declared)) or f"settings for this recipe: {names}"
                 raise BadInput(f"--set only={path}: not a setting that can be tuned here", hint=hint)
         found: dict[str, list[Flag]] = {}
-        for path, values in declared.items():
-            if self.options.only and path not in self.options.only:
-                continue
-            for value in values:
-                if current_value(self.recipe, path) != value:
-                    reason = self.setting_problem(path, value)
-                    if reason:
-                        self.skip(f"{path} {value}", reason)
-                    else:
-                        found.setdefault(path, []).append(value)
+        for path in (each for each in declared if not self.options.only or each in self.options.only):
+            for value in declared[path]:
+                if current_value(self.recipe, path) == value:
+                    continue
+                if reason := self.setting_problem(path, value):
+                    self.skip(f"{path} {value}", reason)
+                else:
+                    found.setdefault(path, []).append(value)
         return found
 
     def setting_problem(self, path: str, value: Flag) -> str:
         """Why a setting is not tried, or "": not valid, does not fit, known to fail, or forecast to be slow."""
         try:
-            deployment = deploy(with_setting(self.recipe, path, value)).on_box(self.box)
+            deployment = deploy(walk.with_setting(self.recipe, path, value)).on_box(self.box)
             engines.check_recipe(deployment)
         except BadInput as problem:
             return problem.message
-        reason = memory_problem(deployment) or startup_problem(deployment)
+        if reason := walk.memory_problem(deployment) or walk.startup_problem(deployment):
+            return reason
         gain = self.forecast_gain({path: value})
-        return reason or (f"forecast to be {-math.expm1(gain):.0%} slower" if gain < HOPELESS else "")
+        return f"forecast to be {-math.expm1(gain):.0%} slower" if gain < HOPELESS else ""
 
     def forecast_gain(self, changes: Changes) -> float:
         """The logarithm of the gain by the forecast, calibrated if the box is; 0 if it has none."""
@@ -181,44 +160,43 @@ class Tuner(TrialRunner):
                 return 0.0
         return math.log(rates[1] / rates[0]) if min(rates) > 0 else 0.0
 
-    def screen_settings(self, settings: dict[str, list[Flag]], reserve: float) -> dict[tuple[str, Any], float]:
+    def screen_settings(self, settings: dict[str, list[Flag]]) -> Gains:
         """The logarithmic gain of each setting: measured, or forecast if a draft or the budget prevents that.
 
         What gains nothing alone is measured beside those that do: with vLLM on an H200, asynchronous scheduling gained
         nothing, and 18% once graphs of the batch were captured.
         """
         singles = [(path, value) for path, values in settings.items() for value in values]
-        gains = {tune_state.single_key(path, value): self.forecast_gain({path: value}) for path, value in singles}
-        singles.sort(key=lambda single: -gains[tune_state.single_key(*single)])
+        gains = {single_key(path, value): self.forecast_gain({path: value}) for path, value in singles}
+        singles.sort(key=lambda single: -gains[single_key(*single)])
         if not any(row.stage == 0 for row in self.state.screened):
             self.update(layers=self.find_layers())
-        self.screen_beside({}, singles, gains, reserve)
+        self.screen_beside({}, singles, gains)
         best = next(iter(tune_state.combine_changes(settings, gains, width=1)), {})
-        others = [each for each in singles if each[0] not in best and gains[tune_state.single_key(*each)] > HOPELESS]
-        self.screen_beside(best, others, gains, reserve)
+        others = [each for each in singles if each[0] not in best and gains[single_key(*each)] > HOPELESS]
+        self.screen_beside(best, others, gains)
         return gains
 
-    def screen_beside(
-        self, kept: Changes, singles: list[tuple[str, Flag]], gains: dict[tuple[str, Any], float], reserve: float
-    ) -> None:
+    def screen_beside(self, kept: Changes, singles: list[tuple[str, Flag]], gains: Gains) -> None:
         """Measure what each setting gains beside the changes that are kept, and write it into `gains`."""
-        base = self.screen(kept, 0, reserve) if singles else None
+        base = self.screen(kept, 0) if singles else None
         for path, value in singles:
             has_draft = path.startswith("speculate") and self.state.layers > 0
-            row = None if has_draft or base is None or base.why else self.screen({**kept, path: value}, 0, reserve)
+            row = None if has_draft or base is None or base.why else self.screen({**kept, path: value}, 0)
             if row and base:
-                gains[tune_state.single_key(path, value)] = tune_state.log_gain(base, row)
+                gains[single_key(path, value)] = tune_state.log_gain(base, row)
 
-    def halve(self, pool: list[Changes], reserve: float) -> list[Changes]:
+    def halve(self, pool: list[Changes]) -> list[Changes]:
         """Screen combinations in stages; the better half of each goes on with twice the rounds."""
         stage = 1
         while len(pool) > self.options.finalists:
-            base = self.screen({}, stage, reserve)
-            rows = [self.screen(changes, stage, reserve) for changes in pool] if base and not base.why else []
+            base = self.screen({}, stage)
+            rows = [self.screen(changes, stage) for changes in pool] if base and not base.why else []
             if not base or not rows or not all(rows):
                 break  # the budget ends: the order so far decides
             scores = [tune_state.log_gain(base, row) for row in rows if row]
-            pool = tune_state.halve_pool(pool, scores, least=self.options.finalists)
+            order = sorted(range(len(pool)), key=lambda place: -scores[place])
+            pool = [pool[place] for place in order[: max(self.options.finalists, math.ceil(len(pool) / 2))]]
             stage += 1
         return pool
 
@@ -237,14 +215,14 @@ class Tuner(TrialRunner):
             dummy.unlink(missing_ok=True)
         return layers
 
-    def screen(self, changes: Changes, stage: int, reserve: float) -> ScreenTrial | None:
-        """Measure settings without checks; None if the budget does not allow it."""
-        done = self.state.screened
+    def screen(self, changes: Changes, stage: int) -> ScreenTrial | None:
+        """Measure settings without checks; None if the budget does not allow it, and the finalists afterwards."""
+        done, start_s = self.state.screened, self.trials[0].seconds if self.trials else 0.0
         known = next((row for row in done if row.changes == changes and row.stage == stage), None)
-        usual = max((row.seconds for row in done), default=self.trials[0].seconds if self.trials else 0.0)
-        if known or not self.budget.can_afford(usual + reserve):
+        usual_s = max((row.seconds for row in done), default=start_s)
+        if known or not self.budget.can_afford(usual_s + RESERVED * start_s):
             return known
-        step, began = SettingStep(group="tune", together=changes), time.monotonic()
+        step, began = SettingStep(together=changes), time.monotonic()
         self.notify("news", f"screening {step.change}, stage {stage}")
         folder = self.run.make_folder(f"screen/{self.run.id}-{len(done):03d}")
         dummy = folder.path / "screening.gguf"
@@ -284,7 +262,7 @@ class Tuner(TrialRunner):
             changes, left_out = queue.pop(0)
             checks = {name for path in changes for name in checks_for(path)}
             ordered = tuple(name for name in CHECK_NAMES if name in checks)
-            step = SettingStep(group="tune", together=changes, checks=ordered)
+            step = SettingStep(together=changes, checks=ordered)
             if step.change in tried:
                 continue
             tried.add(step.change)
@@ -293,10 +271,10 @@ class Tuner(TrialRunner):
             if trial is None:
                 if not self.budget.can_afford(RESERVED * self.trials[0].seconds):
                     return
-                trial = self.try_or_skip(step, self.keep_finalist)
+                trial = self.try_or_skip(step, lambda found: self.update(finalists=(*self.state.finalists, found)))
             if trial is None:
                 continue
-            if trial.verdict != "fail" and not trial.why.startswith(ANSWERS_DIFFER):
+            if trial.verdict != "fail" and not trial.why.startswith(walk.ANSWERS_DIFFER):
                 passed += 1
                 queue = [row for row in queue if row[1] == left_out or not left_out or left_out not in row[0]]
             else:
@@ -304,7 +282,7 @@ class Tuner(TrialRunner):
                 fewer = [({key: value for key, value in changes.items() if key != path}, path) for path in risky]
                 queue = [row for row in fewer if row[0]] + queue
 
-    def confirm_finalists(self, gains: dict[tuple[str, Any], float]) -> None:
+    def confirm_finalists(self, gains: Gains) -> None:
         """Measure the best finalists against the start, A B B A, until one of them is certainly better."""
         start = self.trials[0]
         order = sorted(self.state.finalists, key=lambda trial: -statistics.fmean(trial.samples or (0.0,)))
@@ -330,38 +308,38 @@ class Tuner(TrialRunner):
         samples: list[tuple[float, ...]] = []
         try:
             for name, recipe, times in (("a1", self.recipe, 1), ("b", trial.recipe, 2), ("a2", self.recipe, 1)):
-                live, folder = self.start_engine(recipe, f"{trial.folder}-{name}")
-                with live:
+                with self.live_engine(recipe, f"{trial.folder}-{name}") as (live, folder):
                     speeds = [self.measure_speed(live, folder) for _ in range(times)]
                 samples.append(tuple(score for speed in speeds for score in self.scores(*speed)))
         except MoeboxError as problem:
             return replace(trial, kept=False, why=f"could not be compared with the start: {problem.message}")
         gain = bracketing_gain(samples[0], samples[1], samples[2])
-        kept, why = decide_trial(SettingStep(group="tune"), replace(trial, gain=gain), start)
+        kept, why = walk.decide_trial(replace(trial, gain=gain), start)
         is_better = kept and gain is not None and gain.low > 0
         return replace(trial, gain=gain, kept=is_better, why=why, samples=samples[1], again=samples[2])
 
-    def explain(self, winner: ClimbTrial, gains: dict[tuple[str, Any], float]) -> tuple[SettingGain, ...]:
+    def explain(self, winner: ClimbTrial, gains: Gains) -> tuple[SettingGain, ...]:
         """What each setting of the winner gained, and what it does."""
         found, rows = [], [row for row in self.state.screened if row.scores and not row.stage]
+        whys = {tunable.path: tunable.why for tunable in load_tunables(self.recipe.engine)}
         for path in dict.fromkeys(path for path, _ in gains):
             value = current_value(winner.recipe, path)
             if value == current_value(self.recipe, path):
                 continue
             measured = [[*row.changes][:-1] for row in rows if [*row.changes.items()][-1:] == [(path, value)]]
-            gain = math.expm1(gains.get(tune_state.single_key(path, value), 0.0))
+            gain = math.expm1(gains.get(single_key(path, value), 0.0))
             layers = f"measured with {self.state.layers or 'all'} layers"
             source = f"{layers}, other changes: {', '.join(measured[-1]) or 'none'}" if measured else "forecast"
-            why = self.whys.get(path, "listed in the recipe")
+            why = whys.get(path, "listed in the recipe")
             found.append(SettingGain(path=path, value=value, gain=gain, source=source, why=why))
         return tuple(found)
 
-    def finish(self) -> tuple[ClimbResult, TuneState]:
+    def finish(self) -> None:
         """Write the best recipe and the picture, even if the budget has ended."""
         best, options = self.best, self.options
         if best is None:
-            self.save_table(ended=bool(self.trials or self.skipped))
-            reason = next((trial.why for trial in self.trials), "") or self.skipped.get("start", "")
+            self.save_table(ended=bool(self.trials or self.passed_over))
+            reason = next((trial.why for trial in self.trials), "") or self.passed_over.get("start", "")
             short = f"the budget of {format_seconds(options.budget_s)} ended before the recipe was measured"
             text = f"the recipe is not good as it is: {reason}" if reason else short
             self.update(result=text)
@@ -370,12 +348,9 @@ class Tuner(TrialRunner):
         result = f"{best.change}: {best.why}" if winner else "nothing was shown to be better than the start"
         if self.budget.is_over:
             result += f"; the budget of {format_seconds(options.budget_s)} ended the search"
-        lines = [f"# Tuned for {options.goal}: {result}"]
-        lines += [
-            f"# {row.path} = {row.value}: {row.gain:+.1%} ({row.source}); {row.why}" for row in self.state.reasons
-        ]
-        self.run.write_file(BEST_FILE, "\n".join(lines) + "\n" + codec.to_toml(best.recipe))
+        rows = [f"{row.path} = {row.value}: {row.gain:+.1%} ({row.source}); {row.why}" for row in self.state.reasons]
+        lines = [f"# {line}\n" for line in (f"Tuned for {options.goal}: {result}", *rows)]
+        self.run.write_file(BEST_FILE, "".join(lines) + codec.to_toml(best.recipe))
         self.update(result=result)
         self.save_table(ended=True)
-        self.run.write_file("pareto.svg", draw_pareto(self.trials, self.state.screened))
-        return ClimbResult(trials=tuple(self.trials), best=best, passed_over=self.skipped), self.state
+        self.run.write_file("pareto.svg", tune_state.draw_pareto(self.trials, self.state.screened))

@@ -5,19 +5,17 @@ import signal
 import statistics
 import threading
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self
 
 from markupsafe import Markup
 
 from moebox.core.recipe import Flag, Recipe
 from moebox.core.verdict import Gain
 from moebox.flows.pace import SpeedRounds, bracketing_gain
-from moebox.flows.settings import with_setting
 from moebox.flows.trials import TrialRunner
-from moebox.flows.walk import ClimbTrial
+from moebox.flows.walk import ClimbTrial, with_setting
 from moebox.report.charts import HEIGHT, WIDTH, ChartAxis, ChartSeries, draw_lines
 from moebox.report.svg import inline_colours, svg_tag
 from moebox.serve import power
@@ -39,8 +37,7 @@ class CapMeasurement:
 
 TUNE_FILE = "tune.json"
 Changes = dict[str, Any]  # recipe path -> value
-Single = tuple[str, Hashable]
-T = TypeVar("T")
+Gains = dict[tuple[str, str], float]  # logarithms, by `single_key`
 BEAM = 256  # combinations kept while settings are added one by one
 LEAST_GAIN = 0.01  # logarithm; what gains less is not combined: fewer changes are easier to keep
 Goal = Literal["throughput", "latency", "efficiency"]
@@ -117,7 +114,7 @@ class TuneState:
 
 
 class Budget:
-    """A limit on time: interrupts the `with` block when it is over, and ends it without an error."""
+    """A limit on time: interrupts the `with` block of the main thread when it is over, and ends it without an error."""
 
     def __init__(self, budget_s: float, spent_s: float) -> None:
         self.began, self.spent_s, self.budget_s = time.monotonic(), spent_s, budget_s
@@ -131,15 +128,12 @@ class Budget:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's & ignores it, and the budget needs it
-                signal.signal(signal.SIGINT, signal.default_int_handler)
-            self.timer.start()
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's & ignores it, and the budget needs it
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.timer.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> bool:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
         self.timer.cancel()
         return self.is_over and kind is KeyboardInterrupt
 
@@ -164,30 +158,22 @@ def log_gain(base: ScreenTrial, row: ScreenTrial) -> float:
     return math.log(statistics.median(row.scores) / statistics.median(base.scores))
 
 
-def single_key(path: str, value: Flag) -> Single:
+def single_key(path: str, value: Flag) -> tuple[str, str]:
     return path, repr(value)
 
 
-def combine_changes(
-    settings: Mapping[str, Sequence[Flag]], gains: Mapping[Single, float], *, width: int
-) -> list[Changes]:
+def combine_changes(settings: Mapping[str, Sequence[Flag]], gains: Gains, *, width: int) -> list[Changes]:
     """The `width` combinations with the largest sum of gains (logarithms of each change), best first.
 
     Gains of settings seldom add up exactly; that is why the best combinations are measured.
     """
     found: list[tuple[float, Changes]] = [(0.0, {})]
     for path, values in settings.items():
-        useful = [(gains.get(single_key(path, value), 0.0), value) for value in values]
-        useful = [(gain, value) for gain, value in useful if gain >= LEAST_GAIN]
+        known = [(gains.get(single_key(path, value), 0.0), value) for value in values]
+        useful = [row for row in known if row[0] >= LEAST_GAIN]
         found += [(total + gain, {**changes, path: value}) for total, changes in found for gain, value in useful]
         found = sorted(found, key=lambda row: (-row[0], len(row[1])))[:BEAM]
     return [changes for _, changes in found if changes][:width]
-
-
-def halve_pool(pool: Sequence[T], scores: Sequence[float], *, least: int) -> list[T]:
-    """The better half of a pool by its scores, best first, but at least `least` of it."""
-    order = sorted(range(len(pool)), key=lambda index: -scores[index])
-    return [pool[index] for index in order[: max(least, math.ceil(len(pool) / 2))]]
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -204,9 +190,11 @@ def sweep_caps(runner: TrialRunner, recipe: Recipe) -> tuple[tuple[CapMeasuremen
 
     The default cap is measured first and last, so that a machine that became slower meanwhile widens the intervals.
     """
-    live, folder = runner.start_engine(recipe, f"climb/{runner.run.id}-power")
     rows: list[tuple[int, SpeedRounds, float]] = []
-    with live, power.PowerCaps(live.prepared.gpus, folder.path) as caps:
+    with (
+        runner.live_engine(recipe, f"climb/{runner.run.id}-power") as (live, folder),
+        power.PowerCaps(live.prepared.gpus, folder.path) as caps,
+    ):
         steps = caps.list_watts(SHARES)
         for cap in (*steps, steps[0]):
             caps.set_watts(cap)
@@ -244,12 +232,12 @@ def pareto_charts(trials: Sequence[ClimbTrial], screened: Sequence[ScreenTrial])
 
     Filled points are whole models, hollow ones were screened; the line joins what nothing beats in both respects.
     """
-    points: list[tuple[str, int, float, float, float]] = []  # name, colour, speed, TTFT, joules: shares of the start's
+    points: list[tuple[str, int, tuple[float, float, float]]] = []  # name, colour; speed, TTFT, joules: shares
 
     def add_point(name: str, colour: int, measured: Measured, base: Measured) -> None:
         (rate, ttft, watts), (rate0, ttft0, watts0) = measured, base
         energy = watts / rate / (watts0 / rate0) if watts and watts0 else 0.0
-        points.append((name, colour, rate / rate0, ttft / ttft0 if ttft0 else 1.0, energy))
+        points.append((name, colour, (rate / rate0, ttft / ttft0 if ttft0 else 1.0, energy)))
 
     start: Measured = (trials[0].output_tok_s, trials[0].ttft_ms, trials[0].watts)
     add_point("start", START, start, start)
@@ -263,17 +251,15 @@ def pareto_charts(trials: Sequence[ClimbTrial], screened: Sequence[ScreenTrial])
             add_point(name, SCREENED, (row.tok_s, row.ttft_ms, row.watts), bases[row.stage])
     speed = ChartAxis(title="speed, start = 1", zero=False, log=False)
     charts: list[tuple[str, Markup]] = []
-    for column, title in ((3, "time to first token, start = 1"), (4, "joules per token, start = 1")):
-        shown = [point for point in points if point[column] > 0]  # type: ignore[operator]
-        if not shown:
-            continue
-        places = [(float(point[column]), point[2]) for point in shown]
+    for column, title in ((1, "time to first token, start = 1"), (2, "joules per token, start = 1")):
+        shown = [(name, colour, (shares[column], shares[0])) for name, colour, shares in points if shares[column] > 0]
         series = [
-            ChartSeries(name=point[0], colour=point[1], points=(place,), dashed=point[1] == SCREENED)
-            for point, place in zip(shown, places, strict=True)
+            ChartSeries(name=name, colour=colour, points=(place,), dashed=colour == SCREENED)
+            for name, colour, place in shown
         ]
-        front = ChartSeries(name="best", colour=FRONT, points=tuple(pareto_front(places)), markers=False)
+        best = tuple(pareto_front([place for _, _, place in shown]))
+        front = ChartSeries(name="best", colour=FRONT, points=best, markers=False)
         axis = ChartAxis(title=title, zero=False, log=False)
-        if chart := draw_lines([front, *series], x=axis, y=speed, label=f"Speed against {title}"):
+        if shown and (chart := draw_lines([front, *series], x=axis, y=speed, label=f"Speed against {title}")):
             charts.append((f"Speed against {title.partition(',')[0]}", chart))
     return charts

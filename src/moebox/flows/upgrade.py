@@ -5,8 +5,11 @@ a soak, answers to the same questions, and speed in turn.
 """
 
 import dataclasses
+import random
+import statistics
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from moebox import engines
@@ -15,28 +18,31 @@ from moebox.core.box import Box
 from moebox.core.endpoint import Endpoint
 from moebox.core.engine_source import EngineSource, parse_source
 from moebox.core.recipe import Recipe
-from moebox.core.setting import apply_settings, get_setting
-from moebox.core.upgrade_result import UPGRADE_FILE, Outcome, ProvenSide, UpgradeResult, speed_text
+from moebox.core.setting import apply_settings
+from moebox.core.upgrade_result import UPGRADE_FILE, Outcome, ProvenSide, SoakResult, UpgradeResult, speed_text
 from moebox.core.verdict import CheckResults, Mark
 from moebox.detect.conditions import ConditionsWatch
 from moebox.detect.limits import memory_share
-from moebox.errors import AnswerIsNo, MoeboxError, Unsupported, refuse_if
+from moebox.errors import AnswerIsNo, ExternalError, MoeboxError, Unsupported, refuse_if
 from moebox.flows.compare import CompareEffort, Comparison, SideListener, compare_sides, compare_targets
 from moebox.flows.rehearse import rehearse
-from moebox.flows.soak import soak_endpoint
 from moebox.flows.walk import memory_problem, startup_problem
 from moebox.quality.judge import DEFAULT_LIMIT
 from moebox.quality.measure import QualityGate
 from moebox.serve.install import install_engine
 from moebox.store import Run
+from moebox.stream.exchange import StreamExchange
 from moebox.units import plural
 from moebox.verify.options import CHECK_NAMES, VerifyOptions
 from moebox.verify.runner import run_checks
 
-PAGE_FILE = "upgrade.md"
 REHEARSED_BYTES = 20 * 2**30  # smaller weights load as fast as a rehearsal boots
 WORDS_SHARE = 8  # a prompt of context/8 words: three digits take at most four tokens in every known vocabulary
 MOST_WORDS = 2048
+CANCELLED_SHARE = 0.25  # of the requests of a soak
+ENOUGH_FAILURES = 3  # the rest would wait for the same
+MAX_REPLY = 96  # tokens
+LIMITS = {"speed": ("2", 99.9, "speed=5%"), "quality": (str(DEFAULT_LIMIT), 10, "quality=0.02")}  # usual, most, example
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +57,6 @@ class Judges:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpgradeEffort:
-    """How much is asked and measured."""
-
     trials: int = 8
     soak_requests: int = 48
     soak_concurrency: int = 8
@@ -65,37 +69,33 @@ def parse_judges(text: str) -> Judges:
     """Parse `--by`: checks, names of checks, soak, answers, quality or quality=0.05, speed or speed=5%."""
     if not text:
         return Judges()
-    names, limit, nats, known = [], None, None, ("checks", "soak", "answers", "quality", "speed", *CHECK_NAMES)
+    known = ("checks", "soak", "answers", *LIMITS, *CHECK_NAMES)
+    named: dict[str, float] = {}  # with their limits
     for word in filter(None, map(str.strip, text.split(","))):
         name, _, value = word.partition("=")
         refuse_if(name not in known, f"--by {word}: not known", hint=f"one or several of {', '.join(known)}")
-        if name == "speed":
-            limit = _parse_limit(word, value.removesuffix("%") or "2", 99.9, "speed=5%") / 100
-        elif name == "quality":
-            nats = _parse_limit(word, value or str(DEFAULT_LIMIT), 10, "quality=0.02")
+        if name in LIMITS:
+            usual, most, example = LIMITS[name]
+            number = (value.removesuffix("%") if name == "speed" else value) or usual
+            good = number.replace(".", "", 1).isdigit() and 0 < float(number) <= most
+            wrong = f"--by {word}: not a limit above 0 and up to {most:g}"
+            refuse_if(not good, wrong, hint=f"write it like {example}")
         else:
             hint = "write it like speed=5% or quality=0.02"
             refuse_if(value, f"--by {word}: only speed and quality have a limit", hint=hint)
-        names.append(name)
-    checks = CHECK_NAMES if "checks" in names else tuple(name for name in CHECK_NAMES if name in names)
+        named[name] = float(number) if name in LIMITS else 0.0
     return Judges(
-        checks=checks,
-        soak="soak" in names,
-        answers="answers" in names,
-        speed=limit,
-        quality=nats,
-        needs_quality=nats is not None,
+        checks=tuple(name for name in CHECK_NAMES if name in named or "checks" in named),
+        soak="soak" in named,
+        answers="answers" in named,
+        speed=named["speed"] / 100 if "speed" in named else None,
+        quality=named.get("quality"),
+        needs_quality="quality" in named,
     )
 
 
-def _parse_limit(word: str, number: str, most: float, example: str) -> float:
-    good = number.replace(".", "", 1).isdigit() and 0 < float(number) <= most
-    refuse_if(not good, f"--by {word}: not a limit above 0 and up to {most:g}", hint=f"write it like {example}")
-    return float(number)
-
-
 def upgrade_recipe(
-    recipe: Recipe, targets: Sequence[str], *, tree: str = "", box: Box, notify: Callable[[str], None]
+    recipe: Recipe, targets: Sequence[str], *, tree: str = "", notify: Callable[[str], None]
 ) -> tuple[Recipe, tuple[str, str]]:
     """The recipe with what `--to` names, installed if it is a version, and what the change is called: old and new.
 
@@ -107,39 +107,32 @@ def upgrade_recipe(
         path, equals, text = target.partition("=")
         if equals and not text.startswith("="):
             new = apply_settings(new, [target])
-            names.append((f"{path} {get_setting(recipe, path) or 'unset'}", text))
+            names.append((f"{path} {recipe.get(path) or 'unset'}", text))
             continue
-        new, version = with_engine(new, parse_source(target), tree=tree, box=box, notify=notify)
-        names.append((f"{recipe.engine} {recipe.engine_version or recipe.runtime.kind}", version))
+        new = with_engine(new, parse_source(target), tree=tree, notify=notify)
+        names.append((f"{recipe.engine} {recipe.engine_version or recipe.runtime.kind}", new.engine_version))
     refuse_if(new == recipe, f"{', '.join(targets)}: the recipe has it already", hint="name another version or value")
     return new, (", ".join(old for old, _ in names), ", ".join(after for _, after in names))
 
 
-def with_engine(
-    recipe: Recipe, source: EngineSource, *, tree: str, box: Box, notify: Callable[[str], None]
-) -> tuple[Recipe, str]:
-    """The recipe on another version of its engine, which is installed if it is not there; and that version."""
-    same = source.engine == recipe.engine
-    text = f"{source}: the recipe runs {recipe.engine}"
-    refuse_if(not same, text, hint="`moebox compare OLD.toml NEW.toml` judges recipes of two engines")
-    done = install_engine(source, tree=tree, gpus=box.gpus, notify=notify)
-    runtime = dataclasses.replace(recipe.runtime, python="", entry="", image="", preset="")
-    if done.kind == "image":
-        runtime = dataclasses.replace(runtime, kind="podman" if done.tool == "podman" else "docker", image=done.image)
-    else:
-        runtime = dataclasses.replace(runtime, kind="native")
-    return dataclasses.replace(recipe, engine_version=done.version, runtime=runtime), done.version
+def with_engine(recipe: Recipe, source: EngineSource, *, tree: str, notify: Callable[[str], None]) -> Recipe:
+    """The recipe on another version of its engine, which is installed if it is not there."""
+    hint = "`moebox compare OLD.toml NEW.toml` judges recipes of two engines"
+    refuse_if(source.engine != recipe.engine, f"{source}: the recipe runs {recipe.engine}", hint=hint)
+    done = install_engine(source, tree=tree, notify=notify)
+    runtime = dataclasses.replace(recipe.runtime, kind="native", python="", entry="", image=done.image, preset="")
+    if done.image:
+        runtime = dataclasses.replace(runtime, kind="podman" if done.tool == "podman" else "docker")
+    return dataclasses.replace(recipe, engine_version=done.version, runtime=runtime)
 
 
 def fits_together(old: Recipe, new: Recipe) -> bool:
     """Whether both engines can be up at the same time: both on the CPU, and half of the free RAM holds either."""
     for recipe in (old, new):
-        deployment = deploy(recipe)
-        uses_gpu = recipe.runtime.kind != "embedded" and not (
-            deployment.engine.runs_without_gpu and not (recipe.hybrid and recipe.hybrid.experts)
-        )
-        size = deployment.known_checkpoint.total_bytes if deployment.known_checkpoint else None
-        if uses_gpu or size is None or 2 * size > memory_share().available / 2:
+        deployment, on_gpus = deploy(recipe), bool(recipe.hybrid and recipe.hybrid.experts)
+        on_cpu = recipe.runtime.kind == "embedded" or (deployment.engine.runs_without_gpu and not on_gpus)
+        weights = deployment.known_checkpoint
+        if not on_cpu or weights is None or 2 * weights.total_bytes > memory_share().available / 2:
             return False
     return True
 
@@ -148,11 +141,11 @@ class _Trial(SideListener):
     """Proves each side as soon as it answers; a new side that is worse ends the comparison."""
 
     def __init__(self, recipe: Recipe, judges: Judges, effort: UpgradeEffort, notify: Callable[[str], None]) -> None:
+        super().__init__(CompareEffort(quality_limit=judges.quality or 0.0))
         self.recipe, self.judges, self.effort, self.notify = recipe, judges, effort, notify
         self.sides: dict[str, ProvenSide] = {}
         self.urls: dict[str, str] = {}
         self.current = ""
-        self.gate = QualityGate(judges.quality) if judges.quality else None
 
     def on_start(self, name: str) -> None:
         self.current = name
@@ -166,8 +159,8 @@ class _Trial(SideListener):
         self.urls[name] = endpoint.base_url
         found = self.check(endpoint, judges.checks, folder) if judges.checks else None
         marks = found.marks if found else {}
-        if name == "B" and (worse := _new_failures(self.sides["A"].marks, marks)):
-            again = self.check(endpoint, worse, folder)  # a failure counts if it is seen twice
+        if name == "B" and (worse := _worse_checks(self.sides["A"].marks, marks)):
+            again = self.check(endpoint, [*worse], folder)  # a failure counts if it is seen twice
             marks |= {check.name: check.verdict for check in again.rungs if check.verdict != "fail"}
         rungs = found.rungs if found else ()
         side = ProvenSide(
@@ -177,34 +170,25 @@ class _Trial(SideListener):
         )
         if judges.soak and "fail" not in (marks.get("alive"), marks.get("plain")):
             self.notify(f"{plural(effort.soak_requests, 'request')}, {effort.soak_concurrency} at once")
-            soak = soak_endpoint(
-                endpoint,
-                requests=effort.soak_requests,
-                concurrency=effort.soak_concurrency,
-                most_words=prompt_words(self.recipe),
-                silence_s=effort.soak_silence_s,
-                seed=effort.compare.seed,
-            )
-            side = dataclasses.replace(side, soak=soak)
-        side = self.score_texts(side, endpoint, folder)
+            side = dataclasses.replace(side, soak=soak_endpoint(endpoint, effort, prompt_words(self.recipe)))
+        if self.gate:
+            self.notify("scoring texts")
+            quality, mark = self.judge_quality(self.gate, endpoint, folder)
+            side = dataclasses.replace(side, quality=quality, quality_mark=mark)
         self.sides[name] = side
         if name == "B" and (worse_than := regressions(self.sides["A"], side)):
             raise AnswerIsNo(worse_than[0])
 
-    def score_texts(self, side: ProvenSide, endpoint: Endpoint, folder: Run) -> ProvenSide:
-        """The side with its distance from the quality reference, if there is one."""
-        if not self.gate:
-            return side
-        self.notify("scoring texts")
+    def judge_quality(self, gate: QualityGate, endpoint: Endpoint, folder: Run) -> tuple[str, Mark]:
+        """The distance from the old version, "" for that one itself, or why it is not known."""
         try:
-            judged = self.gate.judge(endpoint, folder)
+            judged = gate.judge(endpoint, folder)
         except Unsupported as problem:
             if self.judges.needs_quality:
                 raise
-            return dataclasses.replace(side, quality=f"not judged: {problem.message}")
+            return f"not judged: {problem.message}", "skip"
         marks: dict[bool | None, Mark] = {True: "pass", False: "fail", None: "warn"}
-        keeps = judged and dataclasses.replace(side, quality=judged.verdict, quality_mark=marks[judged.keeps_limit])
-        return keeps or side
+        return (judged.verdict, marks[judged.keeps_limit]) if judged else ("", "skip")
 
     def check(self, endpoint: Endpoint, names: Sequence[str], folder: Run) -> CheckResults:
         """Run checks with the same questions for both sides."""
@@ -214,12 +198,61 @@ class _Trial(SideListener):
         return run_checks(endpoint, options, only=names, run=folder)
 
 
-def _new_failures(old: dict[str, Mark], new: dict[str, Mark]) -> list[str]:
-    return [name for name, mark in new.items() if mark == "fail" and old.get(name) not in ("fail", None)]
+def soak_endpoint(endpoint: Endpoint, effort: UpgradeEffort, most_words: int) -> SoakResult:
+    """Send many requests at once with prompts and replies of mixed lengths, some of them cancelled in the middle.
+
+    It finds engines that answer one request and die, hang or leak slots under many: one more request follows, which an
+    engine fails that lost its slots to cancelled streams.
+    """
+    began, failures, rng = time.monotonic(), list[str](), random.Random(effort.compare.seed)
+    plans = []  # words of the prompt, tokens of the reply, and events after which it is cancelled, 0 for never
+    for _ in range(effort.soak_requests):
+        tokens = rng.randint(1, MAX_REPLY)
+        cancel = rng.randint(1, max(1, tokens // 2)) if rng.random() < CANCELLED_SHARE else 0
+        plans.append((round(4 * (most_words / 4) ** rng.random()), tokens, cancel))
+
+    def send(plan: tuple[int, int, int], when: str = "") -> None:
+        if len(failures) < ENOUGH_FAILURES and (problem := _send_request(endpoint, *plan, effort.soak_silence_s)):
+            failures.append(f"{when}{problem}")
+
+    pool = ThreadPoolExecutor(effort.soak_concurrency)
+    try:
+        list(pool.map(send, plans))
+    finally:  # an interrupted soak does not wait for its streams: they end with the engine
+        pool.shutdown(wait=False, cancel_futures=True)
+    if not failures:
+        send((8, 8, 0), "after the load: ")
+    cancelled, seconds = sum(bool(plan[2]) for plan in plans), time.monotonic() - began
+    return SoakResult(requests=len(plans), cancelled=cancelled, failures=tuple(failures), seconds=seconds)
+
+
+def _send_request(endpoint: Endpoint, words: int, tokens: int, cancel: int, silence_s: float) -> str:
+    """Send one request. Return why it failed, or ""."""
+    text = " ".join(str(100 + number % 900) for number in range(words))
+    body = {"model": endpoint.model, "messages": [{"role": "user", "content": text}], "max_tokens": tokens}
+    seen = 0
+    try:
+        with StreamExchange(endpoint, body, timeout_s=silence_s) as exchange:
+            for _, event in exchange:
+                if event.error:
+                    return event.error
+                seen += bool(event.kind)
+                if cancel and seen >= cancel:
+                    return ""
+            return "" if exchange.status == 200 and exchange.done else f"status {exchange.status}, the stream broke off"
+    except ExternalError as problem:
+        return problem.message
+
+
+def _worse_checks(old: dict[str, Mark], new: dict[str, Mark]) -> dict[str, str]:
+    """Checks that do worse than before, such as thoughts that are now left in the answer, and what they do: fails."""
+    better = {"warn": ("pass",), "fail": ("pass", "warn", "skip")}
+    return {name: f"{mark}s" for name, mark in new.items() if old.get(name) in better.get(mark, ())}
 
 
 def regressions(old: ProvenSide, new: ProvenSide) -> list[str]:
-    found = [f"check {name} fails: {new.reasons.get(name, '')}" for name in _new_failures(old.marks, new.marks)]
+    worse = _worse_checks(old.marks, new.marks)
+    found = [f"check {name} {does}: {new.reasons.get(name, '')}" for name, does in worse.items()]
     if new.soak and new.soak.failures and not (old.soak and old.soak.failures):
         found.append(f"under load, {new.soak.text}")
     return [*found, *[f"quality: {new.quality}"] * (new.quality_mark == "fail")]
@@ -263,7 +296,7 @@ def try_upgrade(
     result = dataclasses.replace(result, notes=(*notes, *result.notes), seconds=time.monotonic() - began)
     run.write_json(UPGRADE_FILE, result)
     lines = (f"# {result.headline}", "", f"**{result.outcome}**", "", *(f"- {line}" for line in result.findings), "")
-    run.write_file(PAGE_FILE, "\n".join(lines))
+    run.write_file("upgrade.md", "\n".join(lines))
     return result
 
 
@@ -275,24 +308,23 @@ def _compare_sides(old: Recipe, new: Recipe, result: UpgradeResult, run: Run, tr
         prompt_words=(compare.prompt_words or prompt_words(old)) * (is_timed and trial.effort.prompts),
         questions=compare.questions * judges.answers,
     )
-    together = fits_together(old, new)
-    watch = ConditionsWatch()
+    together, watch = fits_together(old, new), ConditionsWatch()
     try:
         with watch:
             a, b = compare_targets(old, new, run, compare, listener=trial, together=together)
-    except AnswerIsNo as problem:
-        return dataclasses.replace(result, reasons=(problem.message,), sides=trial.sides)
     except MoeboxError as problem:
-        if next((name for name, url in trial.urls.items() if url in problem.message), trial.current) == "A":
-            reason = f"the old version failed, so nothing is known of the new one: {problem.message}"
-            return dataclasses.replace(result, outcome="undecided", reasons=(reason,), sides=trial.sides)
-        return dataclasses.replace(result, reasons=(problem.message,), sides=trial.sides)
+        result = dataclasses.replace(result, reasons=(problem.message,), sides=trial.sides)
+        failed = next((name for name, url in trial.urls.items() if url in problem.message), trial.current)
+        if isinstance(problem, AnswerIsNo) or failed != "A":
+            return result
+        reason = f"the old version failed, so nothing is known of the new one: {problem.message}"
+        return dataclasses.replace(result, outcome="undecided", reasons=(reason,))
     found = compare_sides(a, b)
     run.write_json("compare.json", {"comparison": found, "sides": (a, b), "seed": compare.seed})
     drift = None
     if a.paces and not together:  # the second half's mean compared with the first's
         rounds, half = a.paces[0].tok_s, (len(a.paces[0].tok_s) + 1) // 2
-        drift = (sum(rounds[half:]) / max(1, len(rounds) - half)) / (sum(rounds[:half]) / half) - 1
+        drift = statistics.fmean(rounds[half:]) / statistics.fmean(rounds[:half]) - 1
     outcome, reasons = decide_upgrade(found, trial.sides, judges)
     notes = tuple(f"disturbed: {line}" for line in watch.result().disturbances()) if found.gains else ()
     if outcome == "undecided" and notes:
@@ -311,19 +343,20 @@ def decide_upgrade(found: Comparison, sides: dict[str, ProvenSide], judges: Judg
     if not found.as_good or slower:
         return "roll back", (*[found.verdict] * (not found.as_good), *map(speed_text, slower))
     old, new = sides["A"], sides["B"]
-    gone = [f"check {name} no longer fails" for name in _new_failures(new.marks, old.marks)]
+    gone = [f"check {name} no longer {does}" for name, does in _worse_checks(new.marks, old.marks).items()]
     gone += [f"quirk gone: {quirk}" for quirk in old.quirks if quirk not in new.quirks]
     added = tuple(f"new quirk: {quirk}" for quirk in new.quirks if quirk not in old.quirks)
     faster = [speed_text(row) for row in found.gains if row.gain and row.gain.low > (judges.speed or 0.0)]
     unsure = [row for row in found.gains if row.gain and row.gain.low < -0.10]
-    asked = found.answers
+    asked, doubt = found.answers, ""
     if asked.same < asked.asked and not asked.right_a.passed and asked.right_a.trials:
-        reason = f"the old version answers none of {asked.right_a.trials} questions right, so a loss cannot be seen"
-        return "undecided", (reason, *gone, *added)
-    if new.quality_mark == "warn":
-        return "undecided", (f"quality: {new.quality}", *gone, *added)
-    if unsure:
-        return "undecided", (f"the speed is not known well enough: {speed_text(unsure[0])}", *gone, *added)
+        doubt = f"the old version answers none of {asked.right_a.trials} questions right, so a loss cannot be seen"
+    elif new.quality_mark == "warn":
+        doubt = f"quality: {new.quality}"
+    elif unsure:
+        doubt = f"the speed is not known well enough: {speed_text(unsure[0])}"
+    if doubt:
+        return "undecided", (doubt, *gone, *added)
     if faster or gone:
         return "keep", (*faster, *gone, *added)
     return "no difference", (found.verdict.removeprefix("no difference: "), *added)

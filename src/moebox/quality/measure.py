@@ -4,16 +4,15 @@ import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from moebox import __version__
 from moebox.core.endpoint import Endpoint
-from moebox.errors import BadInput, refuse_if
+from moebox.errors import refuse_if
 from moebox.quality.judge import QualityVerdict, judge_quality
 from moebox.quality.reader import Progress, describe_server, read_texts
-from moebox.quality.reading import TextReading, tokenizer_hash
 from moebox.quality.reference import FILE_NAME, Reference, ReferenceFacts, read_reference, reference_bytes
 from moebox.quality.texts import QualityText, corpus_hash, standard_texts
+from moebox.quality.wire import tokenizer_hash
 from moebox.store import Run
 
 RESULT_FILE = "quality.json"
@@ -48,17 +47,17 @@ def measure_quality(
     for reference in (*references, *([before] if before else [])):
         hint = "references hold for one version of the corpus, and for one --text"
         refuse_if(reference.about.corpus != corpus, f"{reference.title}: made with other texts", hint=hint)
-        try:
-            check_same_tokens((references[0] if references else reference).readings, reference.readings)
-        except BadInput as problem:
-            raise BadInput(f"{references[0].title} and {reference.title}: {problem.message}") from None
+        both, theirs = f"{references[0].title} and {reference.title}", {each.name: each for each in reference.readings}
+        shared = [(mine, theirs[mine.name]) for mine in references[0].readings if mine.name in theirs]
+        refuse_if(not shared, f"{both}: no text in common")
+        for mine, other in shared:
+            same = all(a == b for a, b in zip(mine.tokens, other.tokens, strict=False))
+            refuse_if(not same, f"{both}: another tokenizer: {mine.name!r} has other tokens")
     readings = read_texts(endpoint, texts, references[0].readings if references else (), on_progress)
-    local = urlsplit(endpoint.base_url).hostname in ("127.0.0.1", "localhost")
     facts = ReferenceFacts(
         model=endpoint.model,
         corpus=corpus,
         tokenizer=tokenizer_hash(readings),
-        box=_box_name() if local else "",
         moebox=__version__,
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
         **describe_server(endpoint),
@@ -100,22 +99,3 @@ class QualityGate:
             return None
         earlier = before if self.reference else None
         return measure_quality(endpoint, [reference], limit=self.limit, before=earlier, run=run)[0].judged
-
-
-def check_same_tokens(left: Sequence[TextReading], right: Sequence[TextReading]) -> None:
-    """Raise BadInput if two readings have no text in common, or other tokens for one."""
-    theirs = {reading.name: reading.tokens for reading in right}
-    shared = [reading for reading in left if reading.name in theirs]
-    refuse_if(not shared, "no text in common")
-    for reading in shared:
-        size = min(len(reading.tokens), len(theirs[reading.name]))
-        same = reading.tokens[:size] == theirs[reading.name][:size]
-        refuse_if(not same, f"another tokenizer: {reading.name!r} has other tokens")
-
-
-def _box_name() -> str:
-    """GPUs and CPU of this machine."""
-    from moebox.detect import load_box
-
-    box = load_box()
-    return ", ".join(filter(None, (box.name, box.cpu.model if box.cpu else "")))

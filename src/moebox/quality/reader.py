@@ -1,10 +1,11 @@
 """Read log-probabilities of texts from a live server."""
 
+import contextlib
 import hashlib
+import itertools
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Self
 from urllib.parse import urlsplit
 
 from moebox import http
@@ -12,8 +13,8 @@ from moebox.core.endpoint import AUTH_STATUSES, KEY_HINT, Endpoint
 from moebox.errors import BadInput, ExternalError, Unsupported, refuse_if
 from moebox.loose import Json, get_objects, get_path, get_text
 from moebox.quality import wire
-from moebox.quality.reading import UNEQUAL_SHARE, TextReading, find_reading_problem
 from moebox.quality.texts import CACHED_KINDS, WINDOW, QualityText
+from moebox.quality.wire import UNEQUAL_SHARE, TextReading, find_reading_problem
 from moebox.stream.limits import served_limits
 
 TOPS = (64, 20, 5)  # most likely tokens asked for; vLLM refuses more than --max-logprobs (20), OpenAI more than 5
@@ -40,12 +41,6 @@ class LogprobReader:
         self.asked, self.missed = 0, 0  # positions read by prefixes
         self.cached: int | None = None  # most tokens of a prompt that were in the cache, if the server reports them
         self.dialect, self.top = self._find_dialect()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.session.close()
 
     def _post(self, path: str, body: Json) -> http.HttpReply:
         reply = self.session.post_json(self.endpoint.server_url + path, body, timeout_s=REQUEST_S)
@@ -74,9 +69,9 @@ class LogprobReader:
                     break
                 if found and max(len(position.top) for position in found) >= min(2, top):
                     refuse_if(dialect == "prefixes" and not ids, f"{self.endpoint.base_url} has no /tokenize")
-                    if wrong := _find_other_count(reply, len(ids)):
-                        text = f"{self.endpoint.base_url}: {wrong}"
-                        raise Unsupported(text, hint="it must take token ids as prompts")
+                    wrong, hint = _find_other_count(reply, len(ids)), "it must take token ids as prompts"
+                    if wrong:
+                        raise Unsupported(f"{self.endpoint.base_url}: {wrong}", hint=hint)
                     return dialect, top
                 if reply.status in (404, 405):
                     break
@@ -85,10 +80,8 @@ class LogprobReader:
 
     def tokenize(self, text: str) -> list[int]:
         """Tokens of a text, with the token that the server puts first, if any. Empty if it has no /tokenize."""
-        for name, flag, more in (
-            ("prompt", "add_special_tokens", {"model": self.endpoint.model}),
-            ("content", "add_special", {}),
-        ):
+        for name, flag in (("prompt", "add_special_tokens"), ("content", "add_special")):
+            more = {"model": self.endpoint.model} if name == "prompt" else {}
             bodies = [{**more, name: text, flag: special} for special in (False, True)]
             plain, full = (get_path(self._post("/tokenize", body).json(), "tokens") for body in bodies)
             if isinstance(plain, list) and plain and all(isinstance(token, int) for token in plain):
@@ -172,11 +165,10 @@ def _align_tokens(name: str, own: list[int], like: TextReading | None) -> list[i
         return own
     theirs = [token for token in like.tokens if isinstance(token, int)]
     refuse_if(len(theirs) != len(like.tokens), "the reference has token texts, and this server gives token ids")
-    for mine in (own, own[1:]):
-        for other in (theirs, theirs[1:]):
-            size = min(len(mine), len(other))
-            if mine[:size] == other[:size] and size > FIRST_DEPTH:
-                return theirs
+    for mine, other in itertools.product((own, own[1:]), (theirs, theirs[1:])):
+        size = min(len(mine), len(other))
+        if mine[:size] == other[:size] and size > FIRST_DEPTH:
+            return theirs
     raise _other_tokenizer(name, len(own), len(theirs))
 
 
@@ -187,10 +179,11 @@ def read_texts(
     on_progress: Progress | None = None,
 ) -> tuple[TextReading, ...]:
     """Score all texts. Raise Unsupported if the server's log-probabilities are missing or cannot be trusted."""
-    from moebox.quality.divergence import divergences
+    from moebox.quality.judge import divergences
 
     known = {reading.name: reading for reading in like}
-    with LogprobReader(endpoint) as reader:
+    reader = LogprobReader(endpoint)
+    with contextlib.closing(reader.session):
         chosen = [text for text in texts if not (reader.dialect == "echo" and text.depths)]
         chosen = [text for text in chosen if not like or text.name in known]
         readings = []
@@ -227,7 +220,9 @@ def _find_lie(reader: LogprobReader, reading: TextReading) -> str:
 
 
 def describe_server(endpoint: Endpoint) -> dict[str, str]:
-    """Engine, version and weights, as far as the server reports them."""
+    """Engine, version and weights, as far as the server reports them, and the box if it is this one."""
+    from moebox.detect import load_box
+
     pages = {}
     for path in ("/version", "/props", "/server_info", "/get_server_info", "/v1/models"):
         reply = http.get(endpoint.server_url + path, headers=endpoint.headers, timeout_s=5.0)
@@ -237,11 +232,14 @@ def describe_server(endpoint: Endpoint) -> dict[str, str]:
     server = pages["/server_info"] or pages["/get_server_info"]
     version = get_text(pages["/version"], "version") or get_text(server, "version")
     path = get_text(pages["/props"], "model_path") or get_text(server, "model_path") or get_text(row, "root")
+    local = urlsplit(endpoint.base_url).hostname in ("127.0.0.1", "localhost")
+    box = load_box() if local else None
     return {
         "engine": endpoint.engine or get_text(row, "owned_by"),
         "version": version or get_text(pages["/props"], "build_info"),
-        "weights": _weights_hash(path) if urlsplit(endpoint.base_url).hostname in ("127.0.0.1", "localhost") else "",
+        "weights": _weights_hash(path) if local else "",
         "weights_name": Path(path).name[:120],
+        "box": ", ".join(filter(None, (box.name, box.cpu.model if box.cpu else ""))) if box else "",
     }
 
 

@@ -14,8 +14,7 @@ import msgspec
 
 from moebox import codec
 from moebox.errors import BadInput, refuse_if, require_all
-from moebox.quality.reading import TextReading, find_reading_problem, tokenizer_hash
-from moebox.quality.wire import NextToken, TokenKey
+from moebox.quality.wire import NextToken, TextReading, TokenKey, find_reading_problem, tokenizer_hash
 
 MAGIC = b"moebox-quality-1 "
 FILE_NAME = "reference.moeq"  # in a run folder

@@ -1,20 +1,30 @@
-"""Requests for log-probabilities and their replies, in the formats of the engines. Nothing is sent from here.
+"""Log-probabilities: requests and replies in the formats of the engines, and readings of texts. Nothing is sent here.
 
 A dialect is named by what a server offers, not by the server: `prompt_logprobs` at /v1/completions (vLLM), `generate`
 with logprob_start_len (SGLang), `echo` with logprobs (the first OpenAI API), or `prefixes`: one request for each
 position, which any server with log-probabilities of its next token can answer (llama.cpp, ik_llama.cpp).
 """
 
+import hashlib
+import json
+import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from moebox.loose import Json, as_object, get_object, get_objects, get_path, is_number
+from moebox.loose import Json, as_object, get_objects, get_path, is_number
 
 TokenKey = int | str  # an id, or the token's text if the server gives no ids
 Dialect = Literal["prompt_logprobs", "generate", "echo", "prefixes"]
 DIALECTS: tuple[Dialect, ...] = ("prompt_logprobs", "generate", "echo", "prefixes")
+MIN_TOP = 2
+MIN_POSITIONS = 40  # fewer give no figure worth showing
+ROUNDED_DECIMALS = 3  # so few decimals are a rounded figure: a float has six or more
+CLAMPED_SHARE = 0.05  # of all values that may be equal to the lowest one
+UNEQUAL_LEAST = 0.05  # of positions must have a prediction of their own
+UNEQUAL_SHARE = 0.2  # of positions at which a server may not write its most likely token: near ties
 FLOOR = -1000.0  # engines write -9999 or the lowest float for minus infinity
 _ID_MARK = "token_id:"  # how vLLM writes a token under return_tokens_as_token_ids
 
@@ -58,64 +68,58 @@ def prompt_request(dialect: Dialect, model: str, prompt: Sequence[int] | str, to
 def parse_prompt_reply(dialect: Dialect, reply: object, ids: Sequence[int]) -> list[NextToken]:
     """Read the log-probabilities of a prompt; empty if the reply has none or has those of another prompt."""
     choice = (get_objects(reply, "choices") or [{}])[0]
-    found: list[NextToken] = []
-    if dialect == "prompt_logprobs":
-        rows = choice.get("prompt_logprobs")
-        for depth, row in enumerate(rows if isinstance(rows, list) else ()):
-            values = {int(key): get_path(value, "logprob") for key, value in as_object(row).items() if key.isdigit()}
-            if depth < len(ids) and values:
-                found.append(NextToken(depth=depth, token=ids[depth], top=_sort_known(values)))
-        return found
+    if dialect == "echo":
+        return _build_tokens((token, {**row, token: mine} if row else {}) for token, mine, row in _text_rows(choice))
     if dialect == "generate":
-        own, tops = get_path(reply, "meta_info.input_token_logprobs"), get_path(reply, "meta_info.input_top_logprobs")
-        if not isinstance(own, list) or not isinstance(tops, list) or len(own) != len(tops) or len(own) > len(ids):
-            return []
-        start = len(ids) - len(own)
-        for depth, (mine, others) in enumerate(zip(own, tops, strict=True), start):
-            values = _generated_values(mine, others)
-            if others and ids[depth] in values:
-                found.append(NextToken(depth=depth, token=ids[depth], top=_sort_known(values)))
-        return found
-    logprobs = get_object(choice, "logprobs")
-    tokens, own, tops = map(logprobs.get, ("tokens", "token_logprobs", "top_logprobs"))
-    if not (isinstance(tokens, list) and isinstance(own, list) and isinstance(tops, list)):
-        return []
-    for depth, (token, mine, row) in enumerate(zip(tokens, own, tops, strict=False)):
-        if isinstance(token, str) and isinstance(row, dict) and row:
-            found.append(NextToken(depth=depth, token=token, top=_sort_known({**row, token: mine})))
-    return found
+        rows = _generated_rows(reply, "input")
+        start = len(ids) - len(rows)
+        own = zip(ids[start:], rows, strict=True) if start >= 0 else ()
+        return _build_tokens(((token, row if token in row else {}) for token, row in own), start)
+    listed = choice.get("prompt_logprobs")
+    rows = [
+        {int(key): get_path(value, "logprob") for key, value in as_object(row).items() if key.isdigit()}
+        for row in (listed if isinstance(listed, list) else ())
+    ]
+    return _build_tokens(zip(ids, rows, strict=False))
 
 
 def parse_next_tokens(dialect: Dialect, reply: object, depth: int) -> list[NextToken]:
     """Read the log-probabilities of generated tokens, the first of which follows `depth` tokens."""
-    found: list[NextToken] = []
     if dialect == "generate":
-        own = get_path(reply, "meta_info.output_token_logprobs")
-        tops = get_path(reply, "meta_info.output_top_logprobs")
-        pairs = zip(own, tops, strict=False) if isinstance(own, list) and isinstance(tops, list) else ()
-        for offset, (mine, others) in enumerate(pairs):
-            if values := _generated_values(mine, others):
-                found.append(NextToken(depth=depth + offset, token=next(iter(values)), top=_sort_known(values)))
-        return found
-    logprobs = get_object((get_objects(reply, "choices") or [{}])[0], "logprobs")
-    for offset, row in enumerate(get_objects(logprobs, "content")):
+        return _build_tokens(((next(iter(row), ""), row) for row in _generated_rows(reply, "output")), depth)
+    choice = (get_objects(reply, "choices") or [{}])[0]
+    rows = []
+    for row in get_objects(choice, "logprobs.content"):
         entries = [(entry.get("id"), entry.get("logprob")) for entry in (row, *get_objects(row, "top_logprobs"))]
         known = {key: value for key, value in entries if isinstance(key, int)}
-        if len(known) > 1:
-            found.append(NextToken(depth=depth + offset, token=next(iter(known)), top=_sort_known(known)))
-    tokens, tops = logprobs.get("tokens"), logprobs.get("top_logprobs")
-    if not found and isinstance(tokens, list) and isinstance(tops, list):
-        for offset, (token, row) in enumerate(zip(tokens, tops, strict=False)):
-            if isinstance(token, str) and isinstance(row, dict) and row:
-                texts = {_key_of(key): value for key, value in row.items()}
-                found.append(NextToken(depth=depth + offset, token=_key_of(token), top=_sort_known(texts)))
-    return found
+        rows.append((next(iter(known), ""), known if len(known) > 1 else {}))
+    texts = [(_key_of(token), {_key_of(key): row[key] for key in row}) for token, _, row in _text_rows(choice)]
+    return _build_tokens(rows, depth) or _build_tokens(texts, depth)
 
 
-def _generated_values(mine: object, others: Any) -> dict[int, object]:
+def _build_tokens(rows: Iterable[tuple[TokenKey, Mapping[Any, object]]], start: int = 0) -> list[NextToken]:
+    """Each token with the log-probabilities in its place, from the depth `start` on; those without any are left out."""
+    known = ((depth, token, _sort_known(row)) for depth, (token, row) in enumerate(rows, start) if row)
+    return [NextToken(depth=depth, token=token, top=top) for depth, token, top in known]
+
+
+def _text_rows(choice: Json) -> list[tuple[str, object, Json]]:
+    """Text, log-probability and alternatives of each token, as the first OpenAI API has them; none if it is no text."""
+    columns = [get_path(choice, f"logprobs.{key}") for key in ("tokens", "token_logprobs", "top_logprobs")]
+    if not all(isinstance(column, list) for column in columns):
+        return []
+    rows = zip(*columns, strict=False)
+    return [(str(token), mine, as_object(row) if isinstance(token, str) else {}) for token, mine, row in rows]
+
+
+def _generated_rows(reply: object, side: str) -> list[dict[Any, object]]:
     """Log-probabilities by token of SGLang's rows [log-probability, token, …], the text's own token first."""
-    rows = [row for row in [mine, *(others or ())] if isinstance(row, list) and len(row) >= 2]
-    return {row[1]: row[0] for row in rows if isinstance(row[1], int)}
+    own, tops = (get_path(reply, f"meta_info.{side}_{name}_logprobs") for name in ("token", "top"))
+    if not isinstance(own, list) or not isinstance(tops, list) or len(own) != len(tops):
+        return []
+    pairs = [[mine, *others] if others else [] for mine, others in zip(own, tops, strict=True)]
+    listed = [[row for row in rows if isinstance(row, list) and len(row) > 1] for rows in pairs]
+    return [{row[1]: row[0] for row in rows if isinstance(row[1], int)} for rows in listed]
 
 
 def _key_of(text: str) -> TokenKey:
@@ -127,3 +131,44 @@ def _sort_known(values: Mapping[Any, object]) -> dict[TokenKey, float]:
     """Log-probabilities that are numbers, most likely first."""
     known = [(key, float(value)) for key, value in values.items() if is_number(value) and value > FLOOR]
     return dict(sorted(known, key=operator.itemgetter(1), reverse=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextReading:
+    """One text: its tokens by the server's tokenizer, and what the server predicted."""
+
+    kind: str
+    name: str
+    tokens: tuple[TokenKey, ...]
+    positions: tuple[NextToken, ...]
+
+
+def tokenizer_hash(readings: Sequence[TextReading]) -> str:
+    """Hash of the tokens of all texts, their special tokens included."""
+    rows = [[reading.name, *reading.tokens] for reading in readings]
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+
+
+def find_reading_problem(readings: Sequence[TextReading]) -> str:
+    """Return why log-probabilities are not usable, or "": too few, rounded, clamped, or not of this text."""
+    positions = [position for reading in readings for position in reading.positions]
+    if len(positions) < MIN_POSITIONS:
+        return f"only {len(positions)} positions have log-probabilities"
+    sizes = Counter(len(position.top) for position in positions)
+    if sizes.most_common(1)[0][0] < MIN_TOP:
+        return "it gives only the most likely token"
+    values = [value for position in positions for value in position.top.values()]
+    if max(values) > 1e-3 or not all(map(math.isfinite, values)):
+        return f"log-probabilities must be at most 0, and one is {max(values):.3g}"
+    lowest = min(values)
+    if values.count(lowest) > max(10, CLAMPED_SHARE * len(values)):
+        return f"log-probabilities are clamped at {lowest:g}"
+    total = max(math.fsum(map(math.exp, position.top.values())) for position in positions)
+    if total > 1.01:
+        return f"probabilities of one position add up to {total:.2f}"
+    if len({tuple(position.top.values()) for position in positions}) < UNEQUAL_LEAST * len(positions):
+        return "log-probabilities do not depend on the text"
+    scaled = 10.0**ROUNDED_DECIMALS
+    if sum(abs(value * scaled - round(value * scaled)) < 1e-6 for value in values) > 0.9 * len(values):
+        return f"log-probabilities are rounded to {ROUNDED_DECIMALS} decimals or fewer"
+    return ""

@@ -1,22 +1,29 @@
-"""Compare B with A by work: the same seeded jobs on both, in turn, paired by seed."""
+"""Jobs of an agent: those of a pipeline, of a step of a climb, and the same seeded ones on two sides."""
 
 import dataclasses
 import math
+import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from moebox.core.endpoint import Endpoint
 from moebox.core.recipe import Recipe
+from moebox.core.verdict import Z95
 from moebox.flows.answers import SIGNIFICANCE, sign_test
 from moebox.flows.compare import CompareTarget, live_endpoint
-from moebox.flows.pace import alternate_order
+from moebox.serve.watch import Notify
 from moebox.store import Run
 from moebox.tasks import runner
+from moebox.tasks.families import FAMILIES
 from moebox.tasks.reply import ReplySettings
-from moebox.tasks.result import JobName, JobResult, load_task_run
+from moebox.tasks.result import JobName, JobResult, TaskRun, load_task_run
 from moebox.tasks.runner import JobListener, OwnAgent, TaskOptions
 
-Z95 = 1.959963984540054
+BUDGET_S = 1200.0  # of the jobs of a pipeline
+PARALLEL = 2
+EACH = 2  # jobs of a family
+SHORT_JOBS = 2  # errands, for the phantom
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +65,11 @@ def compare_by_task(
     notify: Callable[[str, JobResult], None],
 ) -> TaskComparison:
     """Run the same jobs on both sides, in the order A B B A."""
-    done: dict[str, list[JobResult]] = {"A": [], "B": []}
+    done: dict[str, TaskRun] = {}
     for side, endpoint, wanted in _schedule(a, b, names, run, options.parallel):
-        done[side] += _run_block(side, endpoint, wanted, run, options, notify)
-    return compare_results(done["A"], done["B"])
+        listener = JobListener(on_end=partial(notify, side))
+        done[side] = _run_jobs(endpoint, wanted, run.make_folder(side), options, listener)
+    return compare_results(done["A"].results, done["B"].results)
 
 
 def find_lost_work(endpoint: Endpoint, mine: Run, before: Run | None, *, jobs: int, seed: int) -> str:
@@ -69,10 +77,7 @@ def find_lost_work(endpoint: Endpoint, mine: Run, before: Run | None, *, jobs: i
 
     For a climb, in which one engine follows another: the same seed gives both the same jobs.
     """
-    options = TaskOptions()
-    worker = OwnAgent(ReplySettings(endpoint=endpoint))
-    task_run = runner.prepare_task_run(endpoint, runner.job_names([], "easy", jobs, seed), worker, options)
-    done = runner.run_jobs(task_run, worker, mine, options, JobListener())
+    done = _run_jobs(endpoint, runner.job_names([], "easy", jobs, seed), mine, TaskOptions(), JobListener())
     earlier = load_task_run(before) if before is not None else None
     if earlier is None:
         return ""
@@ -94,29 +99,35 @@ def _schedule(
     with live_endpoint(a, "A", run) as left, live_endpoint(b, "B", run) as right:
         for number, start in enumerate(range(0, len(names), size)):
             wanted = names[start : start + size]
-            for side, endpoint in alternate_order(number, (("A", left), ("B", right))):
+            for side, endpoint in (("A", left), ("B", right))[:: -1 if number % 2 else 1]:
                 yield side, endpoint, wanted
 
 
-def _run_block(
-    side: str,
-    endpoint: Endpoint,
-    wanted: Sequence[JobName],
-    run: Run,
-    options: TaskOptions,
-    notify: Callable[[str, JobResult], None],
-) -> list[JobResult]:
-    worker = OwnAgent(ReplySettings(endpoint=endpoint))
-    task_run = runner.prepare_task_run(endpoint, wanted, worker, options)
-    listener = JobListener(on_end=lambda result: notify(side, result))
-    mine = run.make_folder(side)
-    before = load_task_run(mine)
-    results = runner.run_jobs(task_run, worker, mine, options, listener).results
+def run_tasks(endpoint: Endpoint, run: Run, *, short: bool, notify: Notify) -> TaskRun:
+    """Do the jobs of a pipeline, or go on with those that it has begun."""
+    options = TaskOptions(parallel=PARALLEL, budget_s=60.0 if short else BUDGET_S)
+    chosen, count = (["errand"], SHORT_JOBS) if short else (list(FAMILIES), EACH * len(FAMILIES))
+    names = () if load_task_run(run) else runner.job_names(chosen, "easy", count, random.randrange(10**6))
+
+    def report_job(result: JobResult) -> None:
+        wrong = " ".join(result.wrong.split())[:100]
+        how = f"solved in {len(result.turns)} turns" if result.solved else f"not solved ({wrong})"
+        notify(f"{result.id}: {how}")
+
+    return _run_jobs(endpoint, names, run, options, JobListener(on_end=report_job))
+
+
+def _run_jobs(
+    endpoint: Endpoint, names: Sequence[JobName], folder: Run, options: TaskOptions, listener: JobListener
+) -> TaskRun:
+    """Do jobs beside those of a folder, and those that were not finished."""
+    worker, before = OwnAgent(ReplySettings(endpoint=endpoint)), load_task_run(folder)
+    task_run = runner.prepare_task_run(endpoint, names, worker, options)
     if before is not None:
-        wanted_before = before.wanted + task_run.wanted
-        merged = dataclasses.replace(before, wanted=wanted_before, results=before.results + results)
-        runner.save_task_run(merged, mine)
-    return list(results)
+        wanted = tuple(dict.fromkeys((*before.wanted, *names)))
+        task_run = dataclasses.replace(before, url=task_run.url, wanted=wanted)
+    runner.save_task_run(task_run, folder)
+    return runner.run_jobs(task_run, worker, folder, options, listener)
 
 
 def compare_results(a: Sequence[JobResult], b: Sequence[JobResult]) -> TaskComparison:
@@ -130,7 +141,9 @@ def compare_results(a: Sequence[JobResult], b: Sequence[JobResult]) -> TaskCompa
     )
     lost, gained = sum(pair.a > pair.b for pair in pairs), sum(pair.b > pair.a for pair in pairs)
     count = len(pairs)
-    share, low, high = _share_difference(lost, gained, count)
+    # 95% interval of B's share minus A's for pairs (Agresti and Min: one half added to each cell)
+    middle = (gained - lost) / (count + 2)
+    reach = Z95 * math.sqrt(gained + lost + 1 - (gained - lost) * middle) / (count + 2)
     worse, better = sign_test(lost, gained) <= SIGNIFICANCE, sign_test(gained, lost) <= SIGNIFICANCE
     changed = f"lost {lost} and gained {gained} of {count} jobs"
     if worse or better:
@@ -145,29 +158,15 @@ def compare_results(a: Sequence[JobResult], b: Sequence[JobResult]) -> TaskCompa
         solved_b=sum(pair.b for pair in pairs),
         lost=lost,
         gained=gained,
-        share=share,
-        low=low,
-        high=high,
-        tokens_a=_mean([result.output_tokens for result in on_a]),
-        tokens_b=_mean([result.output_tokens for result in on_b]),
-        seconds_a=_mean([result.seconds for result in on_a]),
-        seconds_b=_mean([result.seconds for result in on_b]),
+        share=(gained - lost) / max(count, 1),
+        low=max(-1.0, middle - reach) if count else -1.0,
+        high=min(1.0, middle + reach) if count else 1.0,
+        tokens_a=sum(result.output_tokens for result in on_a) / max(count, 1),
+        tokens_b=sum(result.output_tokens for result in on_b) / max(count, 1),
+        seconds_a=sum(result.seconds for result in on_a) / max(count, 1),
+        seconds_b=sum(result.seconds for result in on_b) / max(count, 1),
         pairs=pairs,
         verdict=verdict,
         as_good=not worse,
         different=worse or better,
     )
-
-
-def _share_difference(lost: int, gained: int, count: int) -> tuple[float, float, float]:
-    """B's share minus A's with its 95% interval for pairs (Agresti and Min: one half added to each cell)."""
-    if not count:
-        return 0.0, -1.0, 1.0
-    more, less, of = gained + 0.5, lost + 0.5, count + 2
-    middle = (more - less) / of
-    reach = Z95 * math.sqrt((more + less) - (more - less) ** 2 / of) / of
-    return (gained - lost) / count, max(-1.0, middle - reach), min(1.0, middle + reach)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
