@@ -27,14 +27,13 @@ from pathlib import Path
 
 from moebox import detect, http
 from moebox.checkpoint import deploy
-from moebox.core.calibration import Calibration
+from moebox.core.calibration import Boot, Calibration
 from moebox.core.deployment import Deployment
 from moebox.core.recipe import KvTiers, Listen, Recipe, Runtime
 from moebox.engines.engine import load_engine
 from moebox.errors import ExternalError, MoeboxError
 from moebox.flows import calibrate
 from moebox.flows.calibrate_boot import BootMeasurement, TimingPoint
-from moebox.flows.calibrate_recipe import BootDepth
 from moebox.flows.calibrate_timing import FIRST_ID, TimedEngine
 from moebox.planner.kv_tiers import GIB, PrefixCache, cache_tiers, tier_range
 from moebox.planner.schedule import Scheduler
@@ -240,19 +239,20 @@ def time_prompts(
 ) -> Calibration | None:
     """A calibration from this boot, as `rehearse --measure` makes it, of the few steps that returning turns need."""
     deadline = time.monotonic() + budget_s
-    work = BootMeasurement(depth=BootDepth(layers=subject.model.layers), chunk=CHUNK, longest=2 * longest)
-    work.cache_tokens, work.startup_s = round(session.facts.kv_tokens or 0), session.startup_s
+    cache = round(session.facts.kv_tokens or 0)
+    planned = Boot(layers=subject.model.layers, cache_tokens=cache, startup_s=round(session.startup_s, 1))
+    work = BootMeasurement(planned=planned, chunk=CHUNK, longest=2 * longest)
     target = TimedEngine(endpoint=session.endpoint, vocab=subject.model.vocab, deadline=deadline)
     prompts = [tokens for tokens in TIMED_PROMPTS if tokens < longest]
     points = [*(TimingPoint(context=tokens) for tokens in (*prompts, longest))]
     points.append(TimingPoint(batch=1, context=min(256, longest)))
     try:
         for point in points:
-            work.time_point(target, point, deadline)
+            work.time_point(target, point)
     except MoeboxError as problem:
         say(f"no calibration: {problem.message}")
         return None
-    calibrator = calibrate.Calibrator(subject, run, calibrate.TimeBudget(budget_s=budget_s), say)
+    calibrator = calibrate.Calibrator(subject, run, budget_s, say)
     calibrator.done.append(work.boot)
     return calibrator.calibration()
 

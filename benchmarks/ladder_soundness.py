@@ -49,12 +49,11 @@ from moebox.core.endpoint import endpoint_from_url
 from moebox.core.setting import Effort
 from moebox.core.verdict import Mark, wilson_score
 from moebox.quality.judge import judge_quality
-from moebox.quality.reading import TextReading
-from moebox.quality.wire import NextToken
+from moebox.quality.wire import NextToken, TextReading
 from moebox.verify.options import TRIALS, VerifyOptions
 from moebox.verify.runner import run_checks
-from moebox.verify.statistics import FailureCounts, failure_mark, format_share
-from moebox.verify.trials import TrialOutcome, TrialSeries
+from moebox.verify.statistics import FailureCounts, format_share
+from moebox.verify.trials import TrialSeries
 
 FAMILIES = {
     "first": tuple(name for name, fault in FAULTS.items() if fault.check),
@@ -239,8 +238,8 @@ def run_series(trials: int, chances: Sequence[float], rng: random.Random) -> tup
     session = SimpleNamespace(options=options, failures=FailureCounts(), seconds_left=1.0)
     series = TrialSeries(session, "answer", trials, stream=False)  # type: ignore[arg-type]
     while not series.is_over and not series.failing_side:
-        series.add(TrialOutcome(reason="wrong" if rng.random() < chances[series.of] else ""))
-    return failure_mark("answer", series.failures["server"], series.of), series.of
+        series.add("wrong" if rng.random() < chances[series.of] else "")
+    return series.judge_side("server"), series.of
 
 
 def judge_drawn_readings(positions: int, damage: float, seed: int) -> tuple[bool, float]:

@@ -15,9 +15,9 @@ import httpx2
 from tests.embedded import phantom_recipe
 
 from moebox.checkpoint import deploy
-from moebox.fleet.models_file import ModelEntry, ModelsFile
 from moebox.flows.model_proxy import ModelProxy
 from moebox.flows.model_switch import ModelSwitch
+from moebox.flows.models_file import ModelEntry, ModelsFile
 from moebox.store import Run
 
 

@@ -21,7 +21,7 @@ from moebox.report.files import write_report  # noqa: E402
 
 RUNS, COMPARED, TRIES = 1000, 20, 5
 LISTED = """
-import asyncio, sys, time
+import sys, time
 from pathlib import Path
 from starlette.requests import Request
 from moebox.web import runs
@@ -30,7 +30,7 @@ site = WebSite(runs=Path(sys.argv[1]))
 request = Request({"type": "http", "query_string": b"", "headers": [], "method": "GET", "path": "/runs"})
 for _ in range(2):
     began = time.process_time()
-    page = asyncio.run(runs.list_runs(request, site=site))
+    page = runs.list_runs(request, site=site)
     print(round((time.process_time() - began) * 1e3), len(page.body))
 """
 

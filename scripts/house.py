@@ -3,6 +3,7 @@
 python scripts/house.py                     # the whole package
 python scripts/house.py planner             # one package
 python scripts/house.py planner --list      # and the places behind each figure
+python scripts/house.py --of moebox_fleet   # a plug-in
 """
 
 import argparse
@@ -51,7 +52,7 @@ ALLOWED = {
     ("doctor/rank_program.py", "pin"): "an argument of torch",
     ("render/cluster.py", "claim"): "PersistentVolumeClaim, Kubernetes' word",
     ("hub/fetch.py", "tell"): "a method of Python's files",
-    ("flows/fleet_up.py", "say"): "a prompt: Say hello.",
+    ("up.py", "say"): "a prompt: Say hello.",
     ("serve/connect.py", "say"): "a prompt: Say hello.",
     ("serve/facts.py", "say"): "a prompt: Say hello.",
 }
@@ -84,9 +85,9 @@ class Figures:
         return 1000 * len(self.functions) / max(self.lines, 1)
 
     @property
-    def branches(self) -> float:
-        """Branches per 1,000 lines, which do not change if a function is cut up or inlined."""
-        return 1000 * sum(complexity - 1 for _, _, complexity in self.functions) / max(self.lines, 1)
+    def branches(self) -> int:
+        """All branches, which do not change if a function is cut up or inlined."""
+        return sum(complexity - 1 for _, _, complexity in self.functions)
 
 
 def complexity(node: ast.AST) -> int:
@@ -126,14 +127,15 @@ def engine_literals(names: Sequence[str]) -> list[str]:
     return places
 
 
-def measure(package: str = "") -> Figures:
-    """Count one package (a folder or a file below src/moebox), or all of it."""
+def measure(package: str = "", *, of: str = "moebox") -> Figures:
+    """Count one package (a folder or a file below src/moebox or a plug-in), or all of it."""
     found = Figures()
     forbidden = re.compile(FORBIDDEN)
-    start = SOURCES / package
+    sources = ROOT / "src" / of
+    start = sources / package
     for path in [start] if start.is_file() else sorted(start.rglob("*.py")):
         text = path.read_text(encoding="utf-8")
-        name = str(path.relative_to(SOURCES))
+        name = str(path.relative_to(sources))
         count = text.count("\n")
         uses = Counter(re.findall(r"\w+", text))
         found.files += 1
@@ -195,14 +197,15 @@ def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("package", nargs="?", default="")
+    parser.add_argument("--of", default="moebox", help="the folder in src/: moebox or a plug-in")
     parser.add_argument("--list", action="store_true", help="list the places behind each figure")
     chosen = parser.parse_args()
-    figures = measure(chosen.package)
+    figures = measure(chosen.package, of=chosen.of)
     total = max(len(figures.functions), 1)
     print(f"{figures.files} files, {figures.lines:,} lines")
     print(f"{total:,} functions, {figures.per_thousand:.0f} per 1,000 lines")
     most = max(complexity for _, _, complexity in figures.functions) - 1
-    print(f"branches: {figures.branches:.0f} per 1,000 lines, in one function at most {most}")
+    print(f"branches: {figures.branches:,}, in one function at most {most}")
     print(f"one-word names: {100 * len(figures.one_word) / total:.0f} %")
     print(f"participles: {100 * len(figures.participles) / total:.1f} %")
     print(f"private helpers of at most {SHORT} lines used once: {len(figures.used_once)}")

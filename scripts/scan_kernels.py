@@ -12,7 +12,7 @@ from pathlib import Path
 
 from moebox.core import catalogue
 from moebox.core.kernel import KernelScan, find_arch
-from moebox.kernels.scan import KernelRequest, scan_engine
+from moebox_kernels.scan import KernelRequest, scan_engine
 
 ARCHS = ("sm_120", "sm_90", "sm_100")
 HEAD = """# What a scan of each release found for Kimi's shapes at TP8: launches made, and the kernels that do not fit.

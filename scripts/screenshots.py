@@ -30,7 +30,7 @@ from tests.web.entry import remember  # noqa: E402
 from moebox.report.files import write_report  # noqa: E402
 from moebox.runs.listing import list_summaries  # noqa: E402
 from moebox.store import Run  # noqa: E402
-from moebox.web.chat import running_engines  # noqa: E402
+from moebox.web.engines import running_engines  # noqa: E402
 from moebox.web.serve import prepare_server  # noqa: E402
 
 TARGET = ROOT / "docs" / "images"

@@ -24,7 +24,7 @@ from tests.sampling import one_in
 SOURCE = Path(moebox.__file__).parent
 ROOT = Path(__file__).resolve().parents[1]
 # The probe runs in the engine's environment, which alone has PyTorch and Triton.
-ELSEWHERE = "moebox.kernels.probe."
+ELSEWHERE = "moebox_kernels.probe."
 LOADER = """
 import importlib, json, os, sys
 import cyclopts, httpx2, jinja2, msgspec, psutil, rich.console, rich.table, starlette.applications, uvicorn

@@ -16,12 +16,12 @@ from moebox.bench.generator.recorder import ReplyRecorder
 from moebox.core.endpoint import Endpoint, endpoint_from_url
 from moebox.core.verdict import HttpExchange
 from moebox.errors import AnswerIsNo
-from moebox.flows.fleet_loss import run_streams
 from moebox.serve.callcheck import call_as_client
 from moebox.stream.exchange import StreamExchange
 from moebox.stream.sse import EventParser, parse_events
 from moebox.verify.completions import parse_chat_stream
-from moebox.web.chat import stream_reply
+from moebox.web.engines import stream_reply
+from moebox_fleet.loss import run_streams
 
 BASE = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"}
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"

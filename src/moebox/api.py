@@ -133,7 +133,7 @@ def forecast(
     from moebox.planner.speed import Speed
 
     recipe = _load_recipe(recipe)
-    deployment = deploy(recipe, recipes.box_for_recipe(recipe, box))
+    deployment = deploy(recipe, recipes.planned_box(recipe.planned_for, box))
     check_recipe(deployment)
     deployment = deployment.with_default_context()
     memory, speed = memory_budget(deployment), Speed.for_deployment(deployment)
@@ -253,11 +253,11 @@ def compare(
     a: Endpoint | Recipe, b: Endpoint | Recipe, *, effort: CompareEffort | None = None, run: Run | None = None
 ) -> Comparison:
     """Judge B against A by answers, speed and an optional quality limit; engines of recipes are started and stopped."""
-    from moebox.flows.compare import CompareEffort, QualityListener, compare_sides, compare_targets, target_names
+    from moebox.flows.compare import CompareEffort, SideListener, compare_sides, compare_targets, target_names
     from moebox.store import Run
 
     effort, run = effort or CompareEffort(), run or Run.create("compare")
-    listener = QualityListener(effort)
+    listener = SideListener(effort)
     sides = compare_targets(a, b, run, effort, listener=listener)
     found = compare_sides(*sides, listener.judged)
     run.write_json("compare.json", {"comparison": found, "sides": sides, "seed": effort.seed, **target_names(a, b)})

@@ -70,7 +70,9 @@ def make_client(
 
 def trusted_certificates(url: str) -> "ssl.SSLContext":
     """The certificate authorities for an https URL; an empty context for http, which needs none."""
-    return _no_authorities() if url.lower().startswith("http://") else _authorities()
+    import ssl
+
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if url.lower().startswith("http://") else _authorities()
 
 
 @functools.cache
@@ -79,13 +81,6 @@ def _authorities() -> "ssl.SSLContext":
     import httpx2
 
     return httpx2.create_ssl_context()
-
-
-@functools.cache
-def _no_authorities() -> "ssl.SSLContext":
-    import ssl
-
-    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def get(

@@ -14,8 +14,7 @@ from moebox.core.model import Model
 from moebox.core.plan import Plan
 from moebox.core.recipe import Hybrid, Recipe
 from moebox.errors import MoeboxError
-from moebox.flows.settings import with_setting
-from moebox.flows.walk import list_steps, starting_recipe
+from moebox.flows.walk import list_steps, starting_recipe, with_setting
 from moebox.planner.choose import choose_plan
 from moebox.planner.constraints import Constraints
 from moebox.planner.speed import Speed
@@ -128,7 +127,7 @@ def named(deployment: Deployment) -> Iterator[str]:
     if recipe.runtime.preset and recipe.runtime.preset not in presets.preset_names():
         yield f"no preset {recipe.runtime.preset}"
     image = engines.build_launch(deployment).image
-    if image and image not in (recipe.runtime.image, presets.recipe_preset(recipe).image):
+    if image and image not in (recipe.runtime.image, presets.load_preset(recipe.runtime.preset).image):
         yield f"image {image} is unknown"
 
 

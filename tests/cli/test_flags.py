@@ -14,18 +14,18 @@ from moebox.cli import COMMANDS, main
 from moebox.cli.app import build_app
 from moebox.cli.bench.args import BenchArgs, BenchSettings, make_bench_plan
 from moebox.cli.compare import CompareSettings
-from moebox.cli.fleet.plan import FleetSettings
 from moebox.cli.task.command import AgentSettings
 from moebox.core import catalogue
 from moebox.core.recipe import Parallel, Recipe
 from moebox.core.setting import apply_settings, setting_flags, setting_names, split_settings
 from moebox.core.workload_file import Simulation, WorkloadFile
 from moebox.data import FOLDER
-from moebox.flows.effort import ClimbMeasures
-from moebox.flows.fleet_bench import FleetLoad
+from moebox.flows.walk import ClimbMeasures
 from moebox.planner.constraints import Constraints, split_constraints
 from moebox.serve.where import NodeSettings
 from moebox.verify.options import FleetVerifySettings, VerifySettings
+from moebox_fleet.bench import FleetLoad
+from moebox_fleet.plan_command import FleetSettings
 from tests.sampling import one_in
 
 MOST_FLAGS = 240

@@ -9,10 +9,10 @@ import pytest
 
 from moebox import codec
 from moebox.cli import main
-from moebox.cli.fleet.plan import find_candidate
 from moebox.core.box import Box
 from moebox.core.recipe import Recipe
-from moebox.fleet.users import find_workload
+from moebox_fleet.plan_command import find_candidate
+from moebox_fleet.users import find_workload
 
 CPU = "cpu = { sockets = 1, cores = 16 }\n"
 SHORT = 'name = "attic"\ngpus = ["2x-rtx-pro-6000-max-q"]\nram = "768GiB"\nram_bandwidth = "614GB/s"\n' + CPU

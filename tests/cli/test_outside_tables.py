@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from moebox.cli import main
-from moebox.cli.fleet.plan import find_candidate
-from moebox.fleet.users import find_workload
+from moebox_fleet.plan_command import find_candidate
+from moebox_fleet.users import find_workload
 from tests.checkpoint.tiny import DEEPSEEK2, TENSORS, folder, gguf, shard
 
 BOX = ["--box", "4x-rtx-pro-6000-server"]

@@ -13,9 +13,9 @@ import pytest
 from moebox import codec, http
 from moebox.checkpoint import deploy
 from moebox.core.recipe import Parallel
-from moebox.flows.fleet_render import render_fleet
 from moebox.flows.recipes import load_recipe
 from moebox.render import render
+from moebox_fleet.render import render_fleet
 from tests.cluster.conftest import Cluster, no_jobs, quiet_port, said, until
 
 pytestmark = pytest.mark.engine

@@ -10,13 +10,16 @@ import yaml
 
 from moebox import codec, detect, http
 from moebox.checkpoint import deploy
-from moebox.fleet.file import RouterKind
-from moebox.flows import fleet_bench, fleet_up, fleet_verify, recipes
-from moebox.flows.fleet_render import render_fleet
+from moebox.flows import recipes
 from moebox.flows.recipes import load_recipe
 from moebox.render import render_files
 from moebox.store import Run
 from moebox.verify.options import VerifyOptions
+from moebox_fleet import bench as fleet_bench
+from moebox_fleet import up as fleet_up
+from moebox_fleet import verify as fleet_verify
+from moebox_fleet.file import RouterKind
+from moebox_fleet.render import render_fleet
 
 pytestmark = pytest.mark.engine
 VENV = Path(os.environ.get("MOEBOX_ROUTER_VENV", ".venv-router")).absolute()

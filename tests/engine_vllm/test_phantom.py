@@ -13,9 +13,9 @@ from moebox.core.endpoint import Endpoint
 from moebox.core.engine_event import AttemptStarted
 from moebox.core.quirks import first_unexpected_failure
 from moebox.core.recipe import Climb, Recipe
-from moebox.flows.compare import CompareEffort, compare_sides, measure_side
-from moebox.flows.effort import ClimbEffort
+from moebox.flows.compare import CompareEffort, compare_sides, measure_sides
 from moebox.flows.trials import climb
+from moebox.flows.walk import ClimbEffort
 from moebox.serve.session import engine_session
 from moebox.store import PIPELINE, Run
 from moebox.verify.options import CHECK_NAMES, VerifyOptions
@@ -54,9 +54,10 @@ def test_lookup_drafts_do_not_change_answers(rehearsal: Recipe, endpoint: Endpoi
         rehearsal,
         flags={**rehearsal.flags, "speculative-config": '{"method":"ngram","num_speculative_tokens":4}'},
     )
-    plain = measure_side("plain", endpoint, CompareEffort(concurrency=(1,), rounds=2))
+    effort = CompareEffort(concurrency=(1,), rounds=2)
+    (plain,) = measure_sides({"plain": endpoint}, effort)
     with engine_session(deploy(drafting), run, patience_s=600) as session:
-        ahead = measure_side("ahead", session.endpoint, CompareEffort(concurrency=(1,), rounds=2))
+        (ahead,) = measure_sides({"ahead": session.endpoint}, effort)
     found = compare_sides(plain, ahead)
 
     assert found.as_good, found.verdict

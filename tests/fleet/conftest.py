@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from moebox.flows import fleet_up
 from moebox.serve import state
 from moebox.serve.stop import stop_instance
+from moebox_fleet import up as fleet_up
 
 PROGRAM = Path(__file__).with_name("router_program.py")
 

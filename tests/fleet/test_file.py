@@ -6,7 +6,7 @@ import pytest
 
 from moebox.cli import main
 from moebox.errors import BadInput, MoeboxError
-from moebox.fleet.file import Fleet, read_fleet
+from moebox_fleet.file import Fleet, read_fleet
 
 GOOD = """
 name = "team"

@@ -3,11 +3,11 @@
 import asyncio
 from collections.abc import Sequence
 
-from moebox.cli.fleet.commands import member_loss_lines
 from moebox.core.endpoint import endpoint_from_url
-from moebox.fleet.file import RouterKind, RouterSettings
-from moebox.flows.fleet_loss import FollowedStream, judge_loss, run_streams, streams_in_flight
-from moebox.flows.fleet_up import FleetRecord, MemberRecord
+from moebox_fleet.commands import member_loss_lines
+from moebox_fleet.file import RouterKind, RouterSettings
+from moebox_fleet.loss import FollowedStream, judge_loss, run_streams, streams_in_flight
+from moebox_fleet.up import FleetRecord, MemberRecord
 
 
 def fleet(kind: RouterKind) -> FleetRecord:

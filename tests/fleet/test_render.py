@@ -8,8 +8,8 @@ import yaml
 
 from moebox.cli import main
 from moebox.errors import BadInput, Unsupported
-from moebox.fleet.file import RouterKind
-from moebox.flows.fleet_render import FleetFormat, render_fleet
+from moebox_fleet.file import RouterKind
+from moebox_fleet.render import FleetFormat, render_fleet
 from tests import shellcheck
 
 TWO = '[[member]]\nname = "k26"\nrecipe = "kimi-k26-vllm"\ncount = 2\n'

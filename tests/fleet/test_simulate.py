@@ -7,14 +7,14 @@ import pytest
 
 from moebox import detect
 from moebox.checkpoint import resolve_model
-from moebox.cli.fleet.plan import find_candidate
 from moebox.core.measure import Slo
 from moebox.errors import BadInput
-from moebox.fleet.route import Policy
-from moebox.fleet.simulate import BoxModel, FleetQuestion, simulate_fleet
-from moebox.fleet.size import size_fleet
-from moebox.fleet.users import UserWorkload, find_workload, shipped_workloads
 from moebox.planner.simulate import SimulatedWorkload, simulate
+from moebox_fleet.plan_command import find_candidate
+from moebox_fleet.route import Policy
+from moebox_fleet.simulate import BoxModel, FleetQuestion, simulate_fleet
+from moebox_fleet.size import size_fleet
+from moebox_fleet.users import UserWorkload, find_workload, shipped_workloads
 
 SLO = Slo(ttft_s=2.0, tpot_s=0.05)
 CHAT = find_workload("chat")

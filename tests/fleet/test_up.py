@@ -9,11 +9,12 @@ import pytest
 from moebox import http
 from moebox.cli import main
 from moebox.errors import BadInput, ExternalError
-from moebox.flows import fleet_up, fleet_verify
-from moebox.flows.fleet_loss import run_streams
 from moebox.serve import state
 from moebox.store import Run
 from moebox.verify.options import VerifyOptions
+from moebox_fleet import up as fleet_up
+from moebox_fleet import verify as fleet_verify
+from moebox_fleet.loss import run_streams
 
 FleetFile = Callable[..., Path]
 

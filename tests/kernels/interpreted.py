@@ -16,9 +16,9 @@ os.environ["TRITON_INTERPRET"] = "1"
 import torch
 import triton.language as tl
 
-from moebox.kernels.probe import sglang, tune_experts, vllm
-from moebox.kernels.probe.protocol import ProbeGpu
-from moebox.kernels.probe.space import RankShape
+from moebox_kernels.probe import sglang, tune_experts, vllm
+from moebox_kernels.probe.protocol import ProbeGpu
+from moebox_kernels.probe.space import RankShape
 
 CHOICE = {
     "BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 1, "num_warps": 4, "num_stages": 2,

@@ -16,10 +16,10 @@ import pytest
 
 from moebox.cli import main
 from moebox.errors import BadInput, ExternalError, MoeboxError
-from moebox.kernels import fix, patch
-from moebox.kernels.patch import BACKUP_SUFFIX, FilePatch
-from moebox.kernels.probe.protocol import LaunchRecord
-from moebox.kernels.scan import scan_engine
+from moebox_kernels import fix, patch
+from moebox_kernels.patch import BACKUP_SUFFIX, FilePatch
+from moebox_kernels.probe.protocol import LaunchRecord
+from moebox_kernels.scan import scan_engine
 from tests.kernels.test_scan import HERE, engine, python_that_answers, request
 
 BEFORE, AFTER = "one = 1\n", f"one = 2  {patch.PATCH_MARK} changed\n"
@@ -98,7 +98,7 @@ def test_interrupted_it_takes_back_what_it_did(tmp_path: Path) -> None:
     held = os.open(second.path.parent, os.O_RDONLY)
     fcntl.flock(held, fcntl.LOCK_EX)  # the process stops here, waiting for its turn
     program = (
-        "import sys; from pathlib import Path; from moebox.kernels.patch import FilePatch, apply_all\n"
+        "import sys; from pathlib import Path; from moebox_kernels.patch import FilePatch, apply_all\n"
         f"made = [FilePatch(path=Path(p), name='n', before={BEFORE!r}, after={AFTER!r}) for p in sys.argv[1:]]\n"
         "apply_all(tuple(made), force=True)\n"
     )

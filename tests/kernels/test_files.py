@@ -12,8 +12,8 @@ import pytest
 from moebox.cli import main
 from moebox.core.kernel import KernelLaunch, find_arch
 from moebox.errors import BadInput, ExternalError, Unsupported
-from moebox.kernels import cache, patch, tuned_files
-from moebox.kernels.fix import LaunchCandidate, LaunchRemedy
+from moebox_kernels import cache, patch, tuned_files
+from moebox_kernels.fix import LaunchCandidate, LaunchRemedy
 
 LAUNCH = KernelLaunch(
     case="MLA decode, batch 1, fp8 cache",

@@ -12,11 +12,11 @@ from moebox.core.box import Box
 from moebox.core.recipe import Recipe, Runtime
 from moebox.errors import AnswerIsNo
 from moebox.flows.recipes import load_recipe
-from moebox.kernels.patch import BACKUP_SUFFIX
 from moebox.planner.choose import choose_plan
 from moebox.planner.constraints import Constraints
 from moebox.planner.warnings import known_issues
 from moebox.serve import preflight
+from moebox_kernels.patch import BACKUP_SUFFIX
 
 MEND = "moebox doctor kernels --engine vllm --kv fp8 --fix --apply"
 

@@ -14,10 +14,10 @@ from moebox.cli import main
 from moebox.core import catalogue
 from moebox.core.kernel import KernelScan, find_arch
 from moebox.errors import ExternalError
-from moebox.kernels import tuned_files
-from moebox.kernels.probe import space
-from moebox.kernels.probe.protocol import TunedRow
-from moebox.kernels.scan import KernelRequest, scan_engine
+from moebox_kernels import tuned_files
+from moebox_kernels.probe import space
+from moebox_kernels.probe.protocol import TunedRow
+from moebox_kernels.scan import KernelRequest, scan_engine
 
 pytestmark = pytest.mark.engine
 
@@ -163,7 +163,7 @@ def test_an_interrupted_share_does_not_go_on(venv: Path, tmp_path: Path):
 
 SHARE = """
 import json, sys
-from moebox.kernels.probe.tune import run_share
+from moebox_kernels.probe.tune import run_share
 print(json.dumps(run_share(sys.argv[1], 120, 0, 10)))
 """
 
@@ -172,8 +172,8 @@ ASK = """
 import json, sys
 from importlib import import_module
 from pathlib import Path
-from moebox.kernels.probe import sglang, vllm
-from moebox.kernels.probe.protocol import ProbeGpu
+from moebox_kernels.probe import sglang, vllm
+from moebox_kernels.probe.protocol import ProbeGpu
 
 engine, root, device, shapes = sys.argv[1], Path(sys.argv[2]), sys.argv[3], json.loads(sys.argv[4])
 if engine == "sglang":

@@ -15,11 +15,11 @@ from moebox.cli import main
 from moebox.core import catalogue
 from moebox.core.kernel import find_arch
 from moebox.errors import BadInput, ExternalError, MoeboxError, UnknownName, Unsupported
-from moebox.kernels import fix
-from moebox.kernels.probe.protocol import LaunchRecord
-from moebox.kernels.scan import KernelRequest, engine_version, scan_engine
 from moebox.report.files import make_page, render_markdown
 from moebox.store import Run
+from moebox_kernels import fix
+from moebox_kernels.probe.protocol import LaunchRecord
+from moebox_kernels.scan import KernelRequest, engine_version, scan_engine
 
 HERE = Path(__file__).parent
 

@@ -12,11 +12,11 @@ import pytest
 from moebox.core import catalogue
 from moebox.core.kernel import find_arch
 from moebox.errors import ExternalError, Unsupported
-from moebox.kernels import tuned_files
-from moebox.kernels.probe import space
-from moebox.kernels.probe.protocol import TunedRow
-from moebox.kernels.probe.tune import keep_fastest
-from moebox.kernels.scan import KernelRequest, rank_shape
+from moebox_kernels import tuned_files
+from moebox_kernels.probe import space
+from moebox_kernels.probe.protocol import TunedRow
+from moebox_kernels.probe.tune import keep_fastest
+from moebox_kernels.scan import KernelRequest, rank_shape
 
 DEVICE = "NVIDIA RTX PRO 6000 Blackwell Server Edition"
 NAMED = DEVICE.replace(" ", "_")

@@ -14,7 +14,7 @@ from moebox.checkpoint import resolve_model
 from moebox.core.calibration import shape_id
 from moebox.core.model import Gqa, Model, Moe
 from moebox.errors import BadInput
-from moebox.flows.calibrate_recipe import dense_type, tensor_types
+from moebox.flows.calibrate import dense_type, tensor_types
 from moebox.serve.dummy import CONTROL_TOKENS, build_vocabulary, ggml_type, random_floats, write_gguf
 from tests.serve.conftest import TINY
 

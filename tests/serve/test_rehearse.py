@@ -43,7 +43,7 @@ def test_a_rehearsal_boots_prompts_beyond_a_block_decodes_and_cleans_up(embedded
 def test_the_phantom_takes_the_place_of_dummy_weights(embedded: Recipe, run: Run) -> None:
     """The same engine and flags with a small model that knows something, and is asked."""
     found = rehearse(deploy(embedded), run, phantom=True, patience_s=60)
-    assert found.recipe.checkpoint.endswith("phantom-q8_0.gguf")
+    assert codec.read_toml(Recipe, run.path / "recipe.toml").checkpoint.endswith("phantom-q8_0.gguf")
     assert [step.name for step in found.steps] == ["boot", "long prompt", "decode", "answers", "down"]
     assert "answered right on" in found.steps[3].detail
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebox.twin import messages
-from moebox.twin.request import MAX_ITEMS, RequestRefused, choose_call, fill_schema, parse_request
+from moebox.twin.request import MAX_ITEMS, RequestRefused, choose_call, fill_schema, parse_request, to_chat_request
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=9),
@@ -29,7 +28,7 @@ def test_any_body_is_read_or_refused(body: dict[str, object], chat: bool, anthro
     """No body causes a server error."""
     try:
         request = parse_request(
-            messages.to_chat_request(body) if anthropic else body, chat=chat or anthropic, model="m", context=4096
+            to_chat_request(body) if anthropic else body, chat=chat or anthropic, model="m", context=4096
         )
     except RequestRefused as problem:
         assert problem.status in (400, 404)

@@ -12,8 +12,7 @@ from moebox.planner.kv_tiers import CacheTier, cache_tiers
 from moebox.planner.schedule import SchedulerRules
 from moebox.planner.simulate import scheduler_rules
 from moebox.planner.speed import Speed
-from moebox.twin.engine import TwinEngine
-from moebox.twin.metrics import metrics_text
+from moebox.twin.engine import TwinEngine, metrics_text
 from moebox.twin.request import TwinRequest, parse_request
 
 RECIPE = Recipe(
@@ -62,9 +61,7 @@ def test_a_conversation_returns_from_where_it_is_kept(tiers: Sequence[CacheTier]
     assert (following.cached_tokens > 900) == (tiers is not None)
     assert (back.cached_tokens > 900) == bool(returns)
     assert {"", *([] if tiers is None else ["GPUs"]), *filter(None, [returns])} == set(engine.counters.ttft_by_tier)
-    text = metrics_text(
-        engine.counters, model="m", running=0, waiting=0, used=0, kv_tokens=4096, context=8192, preempted=0
-    )
+    text = metrics_text(engine.counters, engine.scheduler, model="m", context=8192)
     assert (
         f'external_prefix_cache_hits_total{{engine="0",model_name="m"}} {back.cached_tokens if returns else 0}' in text
     )

@@ -147,7 +147,7 @@ def test_a_step_whose_checks_failed_is_not_ticked_as_good(serve: Serve, tmp_path
 
 def test_a_run_is_watched_without_chapters_that_are_empty(tmp_path: Path):
     """A run that did not climb had a heading "What each setting gained" over "0 steps, 0 kept"."""
-    shown = [section.title for section in live.live_view(a_run(tmp_path)).sections]
+    shown = [section.title for section in live.live_view(a_run(tmp_path))["sections"]]
 
     assert "Does it answer right" in shown
     assert "What each setting gained" not in shown
@@ -168,10 +168,10 @@ def test_the_time_left_goes_by_the_last_run_that_did_each_step(tmp_path: Path):
     asked = pipelines.begin_pipeline(RunRequest(model="kimi-k2.6", until="bench"), run)
     pipelines.save_pipeline(asked.with_step(PipelineStep(name="plan", state="done")), run)
 
-    assert live.live_view(run).time_left == "about 7 min 30 s left"
+    assert live.live_view(run)["time_left"] == "about 7 min 30 s left"
     never = Run.create("never", runs=tmp_path)
     pipelines.begin_pipeline(RunRequest(model="glm-5"), never)
-    assert live.live_view(never).time_left == ""
+    assert live.live_view(never)["time_left"] == ""
 
 
 def test_only_what_changed_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

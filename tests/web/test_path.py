@@ -15,7 +15,7 @@ from moebox.errors import BadInput
 from moebox.flows import pipeline as pipelines
 from moebox.flows.recipes import shipped_recipes
 from moebox.store import Run
-from moebox.web import chat
+from moebox.web import engines
 from tests.report.making import a_run, level
 from tests.web.test_cockpit import RECIPE, post, until
 from tests.web.test_ui import get
@@ -105,15 +105,15 @@ def test_a_misspelt_model_gets_the_suggestion_of_the_terminal(serve: Serve, tmp_
 def test_chat_takes_settings_and_refuses_wrong_ones_in_a_line() -> None:
     """Temperature, limit and tools reach the request; empty fields leave them to the server."""
     tools = '[{"type": "function", "function": {"name": "now"}}]'
-    given = chat.parse_options({"temperature": "0.2", "max_tokens": "40", "tools": tools, "system": "x"})
+    given = engines.parse_options({"temperature": "0.2", "max_tokens": "40", "tools": tools, "system": "x"})
     assert given == {"temperature": 0.2, "max_tokens": 40, "tools": json.loads(tools)}
-    assert chat.parse_options({"temperature": "", "max_tokens": " "}) == {}
+    assert engines.parse_options({"temperature": "", "max_tokens": " "}) == {}
     for name, text in (("temperature", "hot"), ("temperature", "nan"), ("max_tokens", "0"), ("tools", "{}")):
         with pytest.raises(BadInput, match=name.replace("_", " ")):
-            chat.parse_options({name: text})
+            engines.parse_options({name: text})
     rows = [{"role": "assistant", "content": "", "tool_calls": [{"id": "a"}]}]
     rows.append({"role": "tool", "content": "noon", "tool_call_id": "a"})
-    assert chat.parse_messages(json.dumps(rows)) == rows
+    assert engines.parse_messages(json.dumps(rows)) == rows
 
 
 def test_tasks_without_an_engine_lead_to_a_start(serve: Serve, tmp_path: Path) -> None:

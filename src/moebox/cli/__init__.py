@@ -12,8 +12,18 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
+from importlib import metadata
 
-from moebox.errors import INTERRUPTED, BadInput, ExternalError, MoeboxError, exhausted_limit, is_interrupt
+from moebox import __version__
+from moebox.errors import (
+    IMPORT_ERRORS,
+    INTERRUPTED,
+    BadInput,
+    ExternalError,
+    MoeboxError,
+    exhausted_limit,
+    is_interrupt,
+)
 from moebox.escape import escape_invisible, printable_line, spell_out_unprintable
 from moebox.redact import hide_known_keys
 
@@ -23,7 +33,6 @@ GROUPS: dict[str, str] = {
     "bench": "Measure throughput and latency, and report if the client was the limit.",
     "models": "List, show, search and add models: catalogue, Hub or path.",
     "calibrations": "List, show, share and remove what `rehearse --measure` timed on this box.",
-    "fleet": "Plan, render, start, verify and measure several boxes behind a router.",
     "doctor": "Find problems of the machine, in a log, or in an engine's kernels or package.",
     "engines": "List, install and remove versions of engines.",
     "upgrade": "Judge another version or setting, switch to it, return, or bisect.",
@@ -33,7 +42,6 @@ GROUPS: dict[str, str] = {
 # without a subcommand.
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("moebox.cli.run:run", "Plan, start, verify, climb, measure and report, in one command."),
-    "doctor kernels": ("moebox.cli.kernels:kernels", "Find the kernels that will not launch, without a GPU."),
     "runs": ("moebox.cli.runs:runs", ""),
     "runs show": ("moebox.cli.runs:show", "Show one run: what it is, how it went, what is missing."),
     "runs history": ("moebox.cli.runs:history", "Show what ran of a recipe, on which version, how well."),
@@ -71,23 +79,16 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "engines remove": ("moebox.cli.engines:remove", "Remove a version that moebox installed."),
     "climb": ("moebox.cli.climb:climb", "Try one setting at a time; keep what is verified and better."),
     "tune": ("moebox.cli.climb:tune", "Search the engine's settings for the fastest that answer correctly."),
-    "upgrade": ("moebox.cli.upgrade:upgrade", ""),
-    "upgrade apply": ("moebox.cli.upgrade:apply", "Judge a change, and switch to it if it is as good."),
-    "upgrade rollback": ("moebox.cli.upgrade:rollback", "Return from the last applied upgrade."),
-    "upgrade bisect": ("moebox.cli.upgrade:bisect", "Find the first bad version between a good and a bad one."),
+    "upgrade": ("moebox.cli.engines:upgrade", ""),
+    "upgrade apply": ("moebox.cli.engines:apply", "Judge a change, and switch to it if it is as good."),
+    "upgrade rollback": ("moebox.cli.engines:rollback", "Return from the last applied upgrade."),
+    "upgrade bisect": ("moebox.cli.engines:bisect", "Find the first bad version between a good and a bad one."),
     "compare": ("moebox.cli.compare:compare", "Compare two recipes or servers: correctness and speed."),
     "bench": ("moebox.cli.bench.command:bench", ""),
     "bench import": ("moebox.cli.bench.command:import_", "Read results of vLLM's, SGLang's and other benchmarks."),
     "task": ("moebox.cli.task.command:task", "Let an agent do coding jobs with tools in a sandbox, and score them."),
     "verify": ("moebox.cli.verify:verify", "Check that a server answers correctly: 22 correctness checks."),
     "quality": ("moebox.cli.verify:quality", "Measure how far a server's model is from a reference."),
-    "fleet plan": ("moebox.cli.fleet.plan:plan", "Find how many boxes of which kind serve a number of users."),
-    "fleet render": ("moebox.cli.fleet.commands:render", "Write router, Compose, Kubernetes or Slurm files."),
-    "fleet up": ("moebox.cli.fleet.commands:up", "Start the members and the router in front of them."),
-    "fleet ps": ("moebox.cli.fleet.commands:ps", "List fleets and whether their members answer."),
-    "fleet down": ("moebox.cli.fleet.commands:down", "Stop a fleet."),
-    "fleet verify": ("moebox.cli.fleet.commands:verify", "Check answers through the router; kill a member under load."),
-    "fleet bench": ("moebox.cli.fleet.commands:bench", "Measure scaling and the overhead of the router."),
     "watch": ("moebox.cli.watch:watch", "Watch an endpoint live: charts, alerts, regular checks."),
     "render": ("moebox.cli.render:render", "Write a recipe as a file that runs without moebox."),
     "connect": ("moebox.cli.connect:connect", "Point Claude Code, Zed, opencode or an SDK at a live endpoint."),
@@ -96,10 +97,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Start here": ("run", "ui"),
     "Plan": ("plan", "forecast", "box", "models", "recipes", "fetch", "twin", "rehearse", "calibrations"),
-    "Serve": ("doctor", "up", "switch", "ps", "logs", "down", "engines", "render", "connect", "watch", "fleet"),
+    "Serve": ("doctor", "up", "switch", "ps", "logs", "down", "engines", "render", "connect", "watch"),
     "Prove": ("verify", "quality", "climb", "tune", "upgrade", "compare", "bench", "task"),
     "Show": ("runs", "report", "pack"),
 }
+PLUGINS = "moebox.commands"  # entry points of packages that have COMMANDS, and GROUPS and SECTIONS if they need them
 MAX_WIDTH, NAME_WIDTH = 100, 16
 ABOUT = """from your box and a model to a checked, measured endpoint
   moebox plan MODEL   what fits on this machine, and how fast; --box for another
@@ -111,6 +113,27 @@ END = """
 --json prints one document for scripts, --runs FOLDER uses another folder of
 runs, --plain has no colour and live views, --debug prints tracebacks. Exit
 codes: 0 good, 1 the answer is no, 2 bad input, 3 outside failure, 130 Ctrl-C."""
+
+
+def add_plugins() -> list[str]:
+    """Add the commands of other packages to the tables; return why some were left out."""
+    problems = []
+    for point in sorted(metadata.entry_points(group=PLUGINS)):
+        try:
+            package = point.load()
+            taken = sorted(COMMANDS.keys() & package.COMMANDS.keys())
+            if taken:
+                raise ImportError(f"moebox has `{taken[0]}` already")
+            COMMANDS.update(package.COMMANDS)
+            GROUPS.update(getattr(package, "GROUPS", {}))
+            for section, names in getattr(package, "SECTIONS", {}).items():
+                SECTIONS[section] = (*SECTIONS.get(section, ()), *names)
+        except IMPORT_ERRORS as problem:
+            problems.append(f"commands of {point.value} are left out: {type(problem).__name__}: {problem}")
+    return problems
+
+
+PLUGIN_PROBLEMS = add_plugins()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -191,7 +214,7 @@ def _run_command(words: list[str]) -> int:
         if folder:
             os.environ.pop("MOEBOX_RUNS") if home is None else os.environ.update(MOEBOX_RUNS=home)
         registry = sys.modules.get("moebox.core.registry")
-        for failure in registry.load_problems() if registry else ():
+        for failure in (*PLUGIN_PROBLEMS, *(registry.load_problems() if registry else ())):
             print(f"warning: {printable_line(str(failure))}", file=sys.stderr)
 
 
@@ -206,8 +229,6 @@ def section_of(command: str) -> str:
 
 def start_text() -> str:
     """Return what `moebox` alone prints: the first commands, and which to type now on this machine."""
-    from moebox import __version__
-
     gpus = len(glob.glob("/dev/nvidia[0-9]*"))  # a device file of the driver for each GPU
     amd = not gpus and os.path.exists("/dev/kfd")  # AMD's driver has one for all GPUs
     if gpus or amd:
@@ -222,8 +243,6 @@ def start_text() -> str:
 
 def overview_text(*, sentences: bool) -> str:
     """Return all commands by section, on one screen or with a sentence on each; nothing else is loaded for it."""
-    from moebox import __version__
-
     width = min(shutil.get_terminal_size((80, 24)).columns, MAX_WIDTH)
     about = {name: sentence for name, (_, sentence) in COMMANDS.items() if " " not in name} | GROUPS
     rest = tuple(name for name in about if section_of(name) == "More")

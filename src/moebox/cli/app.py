@@ -18,7 +18,8 @@ NUMBER_KINDS: dict[object, str] = {int: "a whole number", float: "a number"}
 
 def call_command(words: list[str]) -> int:
     """Run the command that the words name and return its exit code; BadInput if they do not make a command."""
-    first, second = (*(word for word in words if word != "--json"), "", "")[:2]
+    own = [word for word in words if word != "--json"]
+    first, second = (*own, "", "")[:2]
     known = {name.partition(" ")[0] for name in COMMANDS}
     hint = "`moebox --help` lists them; --runs needs a folder, then a command"
     refuse_if(first in ("", "--runs"), "no command is named", hint=hint)
@@ -30,7 +31,6 @@ def call_command(words: list[str]) -> int:
         raise unknown_subcommand(first, second)
     app = build_app([word for word in words if not word.startswith("-")])
     try:
-        own = [word for word in words if word != "--json"]
         command, bound, others = app.parse_args(own, exit_on_error=False, print_error=False)
         more = {"json": own != words} if "json" in others else {}
         if own != words and not more:  # refused if the command has no such flag
@@ -48,7 +48,6 @@ def call_command(words: list[str]) -> int:
 
 
 def unknown_subcommand(group: str, name: str) -> UnknownName:
-    """Return the error for a word that is not a subcommand of the group."""
     meant = {"delete": "rm", "remove": "rm", "rm": "remove"}.get(name, name)
     return UnknownName(f"{group} command", name, (), hint=suggest_names(meant, sorted(subcommands(group))))
 
@@ -78,21 +77,17 @@ def build_app(called: Sequence[str] = ()) -> App:
     app = App(
         name="moebox", help=ABOUT, version=f"moebox {__version__}", help_format="markdown", default_parameter=shown
     )
-    app.suppress_keyboard_interrupt = False  # cyclopts would exit without a message
-    groups: dict[str, App] = {}
-    for name, about in GROUPS.items():
-        group = groups[name] = App(name=name, help=None if name == own else about, default_parameter=shown)
-        group.suppress_keyboard_interrupt = False
+    groups = {name: App(name=name, help=None if name == own else about) for name, about in GROUPS.items()}
+    for group in groups.values():
         app.command(group)
     for name, (target, about) in COMMANDS.items():
         head, _, tail = name.partition(" ")
-        command, text = (load_function(target), None) if name == own else (target, about)
-        if head not in groups:
-            app.command(command, name=name, help=text)
-        elif tail:
-            groups[head].command(command, name=tail, help=text)
+        command: Any = load_function(target) if name == own else target
+        text = None if name == own else about
+        if name not in groups:
+            groups.get(head, app).command(command, name=tail or name, help=text)
         elif name == own:
-            groups[head].default(load_function(target))
+            groups[name].default(command)
     return app
 
 

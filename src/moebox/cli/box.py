@@ -3,19 +3,15 @@
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from moebox import detect
 from moebox.cli import flags
-from moebox.cli.display import make_grid, make_table
+from moebox.cli.display import make_grid, make_group, make_table
 from moebox.cli.flags import AsJson, Ram, RamBandwidth, Switch
-from moebox.cli.output import print_result, stderr_console, stdout_console
+from moebox.cli.output import Part, print_note, print_parts, print_result
 from moebox.core.box import Box
-from moebox.core.gpu_list import VISIBLE_DEVICES
+from moebox.core.recipe import VISIBLE_DEVICES
 from moebox.units import format_gb, format_gib, format_rate, plural
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 LINK_NAMES = {"nvlink": "NV", "pix": "PIX", "pxb": "PXB", "phb": "PHB", "node": "NODE", "sys": "SYS"}
 LINK_MEANINGS = {"NV": "NVLink", "PIX": "one PCIe switch", "PXB": "several switches", "PHB": "a host bridge"}
@@ -56,56 +52,46 @@ def box(
         from moebox.serve.nodes import measure_network
 
         found = measure_network(found, hosts, python=node_python or "python3")
-    print_result(json, found, lambda: stdout_console().print(box_panel(found)))
+    print_result(json, found, lambda: print_parts(box_panel(found)))
     if save:
         from moebox.detect.bundle import save_bundle
 
         files = save_bundle(found, save)
-        names = ", ".join(file.name for file in files)
-        stderr_console().print(f"wrote {len(files)} files to {save}: {names}", soft_wrap=True)
+        print_note(f"wrote {len(files)} files to {save}: {', '.join(file.name for file in files)}")
     return 0
 
 
-def box_panel(box: Box) -> "RenderableType":
-    from rich.console import Group
+def box_panel(box: Box) -> Part:
     from rich.panel import Panel
-    from rich.text import Text
 
-    facts = make_grid(_box_facts(box), gap=2)
-    parts: list[RenderableType] = [gpu_table(box), Text(), facts]
+    parts = [gpu_table(box), "", make_grid(_box_facts(box), gap=2)]
     if box.links:
-        parts += [Text(), link_matrix(box)]
-    warnings = box_warnings(box)
-    if warnings:
-        parts += [Text(), *(Text(f"! {line}", style="bold yellow") for line in warnings)]
+        parts += ["", *link_matrix(box)]
+    if warnings := box_warnings(box):
+        parts += ["", *((f"! {line}", "bold yellow") for line in warnings)]
     nodes = f", {box.nodes} nodes" if box.nodes > 1 else ""
     title = f"[bold]{box.name}[/bold] ({box.source}){nodes}"
-    return Panel(Group(*parts), title=title, title_align="left", expand=False, padding=(1, 2))
+    return Panel(make_group(*parts), title=title, title_align="left", expand=False, padding=(1, 2))
 
 
-def gpu_table(box: Box) -> "RenderableType":
+def gpu_table(box: Box) -> Part:
     """Return a row for each GPU; neighbours that are alike in every way share one."""
-    from rich.text import Text
-
     if not box.gpus:
-        return Text("no GPUs: the embedded engine and CPU engines can run here")
+        return "no GPUs: the embedded engine and CPU engines can run here"
     has_free = any(gpu.memory_free is not None for gpu in box.gpus)
     heads = ["GPU", "model", "free memory" if has_free else "memory", "PCIe"]
     has_nvlink, has_numa = any(gpu.nvlink for gpu in box.gpus), any(gpu.numa is not None for gpu in box.gpus)
     heads += ["NVLink"] * has_nvlink + ["NUMA"] * has_numa
-    rows: list[list[RenderableType]] = []
+    rows = []
     for gpu, group in itertools.groupby(range(len(box.gpus)), key=lambda index: box.gpus[index]):
         first, *others = group
         memory = format_gib(gpu.memory)
         if gpu.memory_free is not None:
             memory = f"{gpu.memory_free / 2**30:.1f} of {memory}"
-        slot = Text("unknown")
-        if gpu.pcie:
-            slot = Text(f"{gpu.pcie.generation}.0 x{gpu.pcie.width}")
-            if gpu.degraded_slot:
-                slot = Text(f"{slot.plain} (of x{gpu.pcie.max_width}!)", style="bold red")
-        numbers = f"{first}-{others[-1]}" if others else str(first)
-        cells: list[RenderableType] = [numbers, gpu.short_title, memory, slot]
+        slot: Part = f"{gpu.pcie.generation}.0 x{gpu.pcie.width}" if gpu.pcie else "unknown"
+        if gpu.pcie and gpu.degraded_slot:
+            slot = (f"{slot} (of x{gpu.pcie.max_width}!)", "bold red")
+        cells: list[Part] = [f"{first}-{others[-1]}" if others else str(first), gpu.short_title, memory, slot]
         cells += [format_rate(gpu.nvlink) if gpu.nvlink else "none"] if has_nvlink else []
         cells += ["unknown" if gpu.numa is None else str(gpu.numa)] if has_numa else []
         rows.append(cells)
@@ -151,27 +137,22 @@ def _box_facts(box: Box) -> Iterator[tuple[str, str]]:
         yield "unverified", f"{', '.join(unverified)} rates: from data sheets, not measured here"
 
 
-def link_matrix(box: Box) -> "RenderableType":
-    """Return how the GPUs are connected: "NV18", "PIX", "SYS no p2p"."""
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    numbers = range(len(box.gpus))
-    table = Table(box=None, pad_edge=False)
-    table.add_column("links")
-    for index in numbers:
-        table.add_column(f"gpu{index}", justify="center")
-    for a in numbers:
-        cells = []
-        for b in numbers:
-            link = box.links_by_pair.get((a, b))
-            text = f"{LINK_NAMES.get(link.kind, link.kind)}{link.lanes or ''}" if link else "·"
-            cells.append(Text(text + (" no p2p" if link and link.p2p is False else "")))
-        table.add_row(Text(f"gpu{a}", style="bold"), *cells)
+def link_matrix(box: Box) -> list[Part]:
+    """Return how the GPUs are connected ("NV18", "PIX", "SYS no p2p") as a table, and what its words mean."""
+    names = [f"gpu{index}" for index in range(len(box.gpus))]
+    rows: list[list[Part]] = []
+    for a, name in enumerate(names):
+        links = [box.links_by_pair.get((a, b)) for b in range(len(names))]
+        cells = [
+            f"{LINK_NAMES.get(link.kind, link.kind)}{link.lanes or ''}{' no p2p' * (link.p2p is False)}"
+            if link
+            else "·"
+            for link in links
+        ]
+        rows.append([(name, "bold"), *cells])
     kinds = {LINK_NAMES.get(link.kind) for link in box.links}
     legend = ", ".join(f"{name} {meaning}" for name, meaning in LINK_MEANINGS.items() if name in kinds)
-    return Group(table, Text(legend, style="dim"))
+    return [make_table(("links", *names), rows, left_columns=("links",)), (legend, "dim")]
 
 
 def box_warnings(box: Box) -> list[str]:

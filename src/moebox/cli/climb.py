@@ -6,20 +6,19 @@ A climb tries one setting at a time; a tuning searches all that the engine decla
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from moebox import codec
 from moebox.cli import flags
-from moebox.cli.display import VERDICT_MARKS
+from moebox.cli.display import VERDICT_MARKS, make_table
 from moebox.cli.flags import AsJson, OutputPath, Settings
-from moebox.cli.output import check_writable, print_lines, print_result, stderr_console, stdout_console, write_file
+from moebox.cli.output import Part, check_writable, print_lines, print_note, print_parts, print_result, write_file
 from moebox.cli.signals import interrupt_message
 from moebox.core.setting import split_settings
 from moebox.errors import refuse_if, refuse_out_of_range
 from moebox.units import format_count, format_seconds, format_tok_s, parse_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from moebox.core.recipe import Recipe
-    from moebox.flows.walk import ClimbTrial
+    from moebox.flows.trials import TrialRunner
     from moebox.store import Run
 
 
@@ -40,18 +39,15 @@ def climb(
             a step that loses solved jobs is rolled back; with quality_limit=0.02 a step must keep within as many nats
             of the first one, or of reference=FILE (`moebox quality --save`) as the first one does.
     """
-    from moebox import codec
     from moebox.detect.machine import detect_machine
     from moebox.flows import trials
-    from moebox.flows.effort import parse_effort
+    from moebox.flows.walk import parse_effort
 
-    which = "name a recipe, or a run with --resume"
-    refuse_if(bool(recipe) == bool(resume), which, hint="`moebox climb recipe.toml`")
     parse_effort(settings)
     check_writable(output)
     start, run = begin_trials("climb", recipe, resume)
     effort = parse_effort(settings, run)
-    stderr_console().print(f"run: {run.path}", soft_wrap=True)
+    print_note(f"run: {run.path}")
     notify = (lambda kind, news: None) if json else print_news
     with interrupt_message(f"resume with: moebox climb --resume {run.id}"):
         result = trials.climb(start, run, effort=effort, notify=notify, box=detect_machine(measure=False))
@@ -60,67 +56,66 @@ def climb(
     if output:
         write_file(output, codec.to_toml(best.recipe))
 
-    def print_table() -> None:
-        print_steps(result.trials, result.passed_over)
-        print_lines([f"best verified recipe: {output or run.path / trials.BEST_FILE}"])
-
     document = {**run.read_json(trials.TABLE_FILE), "recipe": codec.to_plain(best.recipe), "run": str(run.path)}
-    return print_result(json, document, print_table)
+    lines = [f"best verified recipe: {output or run.path / trials.BEST_FILE}"]
+    return print_result(json, document, lambda: print_trials(result, lines))
 
 
 def begin_trials(command: str, name: str, resume: str) -> "tuple[Recipe, Run]":
     """Return the recipe and run of a new climb or tuning, or of one to resume; errors come before a folder is made."""
     from moebox.checkpoint import deploy
-    from moebox.flows import recipes, settings
+    from moebox.flows import recipes
     from moebox.flows.trials import load_start
+    from moebox.flows.walk import check_climb_settings
     from moebox.serve.order import require_engine
     from moebox.store import Run
 
+    hint = f"`moebox {command} recipe.toml`"
+    refuse_if(bool(name) == bool(resume), "name a recipe, or a run with --resume", hint=hint)
     if resume:
         run = Run.open(resume)
         recipe = load_start(run, command)
         refuse_if(not run.acquire_lock(), f"{run.path} is used by another moebox process")
-        return recipe, run
-    recipe = recipes.load_recipe(name)
-    settings.check_climb_settings(recipe)
-    require_engine(deploy(recipe))
-    return recipe, Run.create(f"{command}-{recipe.name}")
+    else:
+        recipe = recipes.load_recipe(name)
+        check_climb_settings(recipe)
+        require_engine(deploy(recipe))
+        run = Run.create(f"{command}-{recipe.name}")
+    return recipe, run
 
 
 def print_news(kind: str, news: Any) -> None:
-    from rich.markup import escape
-
+    line: Part = f"  {news}"
     if kind == "try":
-        line = f"[bold]{escape(news.change)}[/] …"
+        line = [(news.change, "bold"), " …"]
     elif kind == "check":
-        reason = f" {escape(news.reason)}" if news.reason else ""
-        line = f"  {VERDICT_MARKS[news.verdict]} {news.name} [dim]{format_seconds(news.seconds)}[/]{reason}"
+        took = (f" {format_seconds(news.seconds)}", "dim")
+        line = ["  ", VERDICT_MARKS[news.verdict], f" {news.name}", took, f" {news.reason}".rstrip()]
     elif kind == "done":
-        line = f"  {'kept' if news.kept else 'dropped'}: {escape(news.why)}"
-    else:
-        line = f"  {escape(news)}"
-    stderr_console().print(line)
+        line = f"  {'kept' if news.kept else 'dropped'}: {news.why}"
+    print_parts(line, stderr=True)
 
 
-def print_steps(trials: "Sequence[ClimbTrial]", passed_over: "Mapping[str, str]") -> None:
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table("change", "verdict", "tok/s", "TTFT", "KV tokens", "", "why", box=None, pad_edge=False)
-    for trial in trials:
+def print_trials(result: "TrialRunner", lines: list[str]) -> None:
+    """Print what was tried, what was not, and where the result is."""
+    rows: list[list[Part]] = []
+    for trial in result.trials:
         measured = trial.output_tok_s > 0
-        table.add_row(
-            escape(trial.change),
-            f"{VERDICT_MARKS[trial.verdict]} {trial.verdict}",
-            format_tok_s(trial.output_tok_s).removesuffix(" tok/s") if measured else "",
-            format_seconds(trial.ttft_ms / 1e3) if measured else "",
-            format_count(trial.kv_tokens) if trial.kv_tokens else "",
-            "[green]kept[/]" if trial.kept else "dropped",
-            escape(trial.why),
+        rows.append(
+            [
+                trial.change,
+                [VERDICT_MARKS[trial.verdict], f" {trial.verdict}"],
+                format_tok_s(trial.output_tok_s).removesuffix(" tok/s") if measured else "",
+                format_seconds(trial.ttft_ms / 1e3) if measured else "",
+                format_count(trial.kv_tokens) if trial.kv_tokens else "",
+                ("kept", "green") if trial.kept else "dropped",
+                trial.why,
+            ]
         )
-    for change, reason in passed_over.items():
-        table.add_row(escape(change), "[dim]not tried[/]", "", "", "", "", escape(reason))
-    stdout_console().print(table)
+    rows += [[change, ("not tried", "dim"), "", "", "", "", reason] for change, reason in result.passed_over.items()]
+    heads = ("change", "verdict", "tok/s", "TTFT", "KV tokens", "", "why")
+    print_parts(make_table(heads, rows, left_columns=("verdict", ""), wrapped=("change", "why")))
+    print_lines(lines)
 
 
 def tune(
@@ -148,15 +143,13 @@ def tune(
             combinations=8 and finalists=2; quality_limit=0.02, which cache types need; power=true sweeps the power
             cap; quality_limit, reference, concurrency, rounds and questions as in `moebox climb`.
     """
-    from moebox import codec
     from moebox.detect.machine import detect_machine
-    from moebox.flows.effort import ClimbMeasures, parse_effort
     from moebox.flows.trials import BEST_FILE
     from moebox.flows.tune import tune as search
     from moebox.flows.tune_state import STREAMS, TUNE_FILE, TuneOptions, TuneState
+    from moebox.flows.walk import ClimbMeasures, parse_effort
     from moebox.store import calibrations
 
-    refuse_if(bool(recipe) == bool(resume), "name a recipe, or a run with --resume", hint="`moebox tune recipe.toml`")
     options, others = split_settings(TuneOptions(goal=goal or "throughput"), settings)
     if budget:
         options = replace(options, budget_s=flags.parse_duration("--budget", budget))
@@ -173,17 +166,12 @@ def tune(
         options, _ = split_settings(kept, settings)
         options = replace(options, budget_s=parse_seconds(budget)) if budget else options
     effort = parse_effort(others, run, usual)
-    stderr_console().print(f"run: {run.path}", soft_wrap=True)
+    print_note(f"run: {run.path}")
     notify = (lambda kind, news: None) if json else print_news
     box = calibrations.with_calibrations(detect_machine(measure=False))
     with interrupt_message(f"resume with: moebox tune --resume {run.id}"):
-        result, found = search(start, run, options=options, effort=effort, notify=notify, box=box)
+        result = search(start, run, options=options, effort=effort, notify=notify, box=box)
     assert result.best is not None  # AnswerIsNo was raised otherwise
-
-    def print_table() -> None:
-        print_steps(result.trials, result.passed_over)
-        print_lines(found.findings)
-        print_lines([f"best recipe: {run.path / BEST_FILE}", f"picture: {run.path / 'pareto.svg'}"])
-
-    document = {**codec.to_plain(found), "recipe": codec.to_plain(result.best.recipe), "run": str(run.path)}
-    return print_result(json, document, print_table)
+    document = {**codec.to_plain(result.state), "recipe": codec.to_plain(result.best.recipe), "run": str(run.path)}
+    lines = [*result.state.findings, f"best recipe: {run.path / BEST_FILE}", f"picture: {run.path / 'pareto.svg'}"]
+    return print_result(json, document, lambda: print_trials(result, lines))

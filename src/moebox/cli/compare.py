@@ -1,24 +1,28 @@
 """`moebox compare`: judge two recipes or two servers against each other."""
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from moebox import api
+from moebox import api, codec
 from moebox.cli import flags
+from moebox.cli.display import make_table
 from moebox.cli.flags import AsJson, Names, Settings
-from moebox.cli.output import exit_code, print_lines, print_result, stderr_console, stdout_console
+from moebox.cli.output import Part, print_lines, print_note, print_parts, print_result, stdout_console
 from moebox.cli.signals import interrupt_message
 from moebox.cli.target import find_endpoint
 from moebox.core.endpoint import Endpoint
 from moebox.core.setting import Effort, apply_settings
 from moebox.errors import refuse_if, refuse_out_of_range
+from moebox.store import Run
 from moebox.stream.limits import is_twin
 from moebox.units import format_percent, format_seconds, format_tok_s, plural
 
 if TYPE_CHECKING:
     from moebox.flows.compare import CompareTarget, Comparison
-    from moebox.tasks.result import JobName, JobResult
+    from moebox.tasks.result import JobResult
+
+OF_JOBS, OF_ANSWERS = ("jobs", "level", "family", "parallel"), ("questions", "rounds", "quality_limit", "reference")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,14 +83,18 @@ def compare(
         model_b: The served model name at B, if it differs.
         key_env: The environment variable that holds the key of a URL.
     """
-    from moebox.flows.effort import parse_limit
-    from moebox.flows.recipes import is_recipe
+    from rich.text import Text
 
-    words = flags.split_names(*(concurrency or ("1,4",)))
-    limits = "--concurrency must be from 1 to 256, like 1,4,16"
-    refuse_if(not words, limits)
-    wrong = f"--concurrency {','.join(words)}: write it like 1,4,16"
-    streams = flags.parse_numbers(words, int, lambda count: 1 <= count <= 256, not_numbers=wrong, out_of_range=limits)
+    from moebox.cli.task.command import parse_families
+    from moebox.cli.task.view import job_line
+    from moebox.flows.compare import CompareEffort, target_names
+    from moebox.flows.jobs import compare_by_task
+    from moebox.flows.recipes import is_recipe
+    from moebox.flows.walk import parse_limit
+    from moebox.tasks import runner
+
+    streams = flags.parse_counts("--concurrency", ",".join(concurrency) or "1,4", most=256, like="1,4,16")
+    refuse_if(not streams, "--concurrency has no value", hint="write it like 1,4,16")
     usual = EFFORTS[effort]
     chosen = apply_settings(usual, settings)
     refuse_out_of_range("--set rounds", chosen.rounds, 2, 100)
@@ -94,15 +102,16 @@ def compare(
     refuse_out_of_range("--set jobs", chosen.jobs, 2, 10_000)
     refuse_out_of_range("--set parallel", chosen.parallel, 1, 256)
     limit = parse_limit(chosen.quality_limit, chosen.reference)
+    seed = random.randrange(10**6) if chosen.seed is None else chosen.seed
+    changed = {name for name in (*OF_JOBS, *OF_ANSWERS) if getattr(chosen, name) != getattr(usual, name)}
     if by == "task":
         flags.refuse_unused("--by task judges jobs", concurrency=concurrency)
-        asked = (chosen.questions, chosen.rounds, limit) != (usual.questions, usual.rounds, 0.0)
         text = "--by task judges jobs: it does not take questions, rounds or quality_limit"
-        refuse_if(asked, text, hint="leave them out")
+        refuse_if(changed.intersection(OF_ANSWERS), text, hint="leave them out")
+        families = parse_families(chosen.family)
     else:
-        same = replace(usual, questions=chosen.questions, rounds=chosen.rounds, seed=chosen.seed)
-        needs = replace(same, quality_limit=chosen.quality_limit, reference=chosen.reference) != chosen
-        refuse_if(needs, "jobs, level, family and parallel need --by task", hint="add --by task, or leave them out")
+        text, hint = "jobs, level, family and parallel need --by task", "add --by task, or leave them out"
+        refuse_if(changed.intersection(OF_JOBS), text, hint=hint)
     a_recipe, b_recipe = is_recipe(a), is_recipe(b)
     if a_recipe and b_recipe:
         flags.refuse_unused("a recipe names its model and key", model=model, model_b=model_b, key_env=key_env)
@@ -111,33 +120,33 @@ def compare(
     if a_recipe and model_b:
         flags.refuse_unused("A is a recipe, which names its model, and --model-b is B's", model=model)
     left, right = _find_side(a, model, key_env), _find_side(b, model_b or model, key_env)
-    number = random.randrange(10**6) if chosen.seed is None else chosen.seed
-    if by == "task":
-        from moebox.cli.task.command import parse_families
-        from moebox.tasks import runner
-
-        names = runner.job_names(parse_families(chosen.family), chosen.level, chosen.jobs, number)
-        return _compare_jobs(left, right, names, chosen.parallel, number, json=json)
-    from moebox import codec
-    from moebox.flows.compare import CompareEffort, target_names
-    from moebox.store import Run
-
-    measures = CompareEffort(
-        concurrency=streams,
-        questions=chosen.questions,
-        rounds=chosen.rounds,
-        seed=number,
-        quality_limit=limit,
-        reference=chosen.reference,
-    )
-    run = Run.create("compare", simulation=_are_simulations(left, right))
-    with interrupt_message(f"a comparison cannot be resumed; its results so far are in {run.path}"):
-        stderr_console().print(f"run: {run.path}", soft_wrap=True)
-        found = api.compare(left, right, effort=measures, run=run)
+    twins = [isinstance(side, Endpoint) and is_twin(side) for side in (left, right)]
+    one, other = ("A", "B") if twins[0] else ("B", "A")
+    refuse_if(twins[0] != twins[1], f"{one} is a simulation and {other} is not: they cannot be compared")
+    run = Run.create("compare", simulation=twins[0])
     targets = target_names(left, right)
+
+    def print_job(side: str, result: "JobResult") -> None:
+        if not json:
+            stdout_console().print(Text.assemble(f"{side} ", job_line(result, stdout_console().width - 2)))
+
+    with interrupt_message(f"a comparison cannot be resumed; its results so far are in {run.path}"):
+        print_note(f"run: {run.path}")
+        if by == "task":
+            names = runner.job_names(families, chosen.level, chosen.jobs, seed)
+            options = runner.TaskOptions(parallel=chosen.parallel)
+            solved = compare_by_task(left, right, names, run, options, print_job)
+            run.write_json("compare.json", {"by_task": solved, "seed": seed, **targets})
+            lines = [f"solved: A {solved.solved_a} of {solved.jobs}, B {solved.solved_b} of {solved.jobs}"]
+            lines.append(f"B minus A: {solved.share:+.0%} of jobs ({solved.low:+.0%} to {solved.high:+.0%})")
+            document = {**codec.to_plain(solved), **targets, "run": str(run.path)}
+            return print_result(json, document, lambda: print_lines([*lines, solved.verdict]), good=solved.as_good)
+        more = {"concurrency": streams, "seed": seed, "quality_limit": limit}
+        measures = CompareEffort(**{**codec.shared_fields(chosen, CompareEffort), **more})
+        found = api.compare(left, right, effort=measures, run=run)
     document = {**codec.to_plain(found), **targets, "run": str(run.path)}
-    print_result(json, document, lambda: _print_comparison(found, targets))
-    return exit_code(found.as_good and not found.slower)
+    good = found.as_good and not found.slower
+    return print_result(json, document, lambda: _print_comparison(found, targets), good=good)
 
 
 def _find_side(target: str, model: str, key_env: str) -> "CompareTarget":
@@ -153,73 +162,28 @@ def _find_side(target: str, model: str, key_env: str) -> "CompareTarget":
     return recipe
 
 
-def _are_simulations(left: "CompareTarget", right: "CompareTarget") -> bool:
-    """Return whether both sides are simulations; BadInput if only one is."""
-    twins = [isinstance(side, Endpoint) and is_twin(side) for side in (left, right)]
-    names = ("A", "B") if twins[0] else ("B", "A")
-    mixed = "{} is a simulation and {} is not: they cannot be compared".format(*names)
-    refuse_if(twins[0] != twins[1], mixed)
-    return twins[0]
-
-
-def _compare_jobs(
-    left: "CompareTarget", right: "CompareTarget", names: "tuple[JobName, ...]", parallel: int, seed: int, *, json: bool
-) -> int:
-    """Do the same jobs on both sides."""
-    from rich.text import Text
-
-    from moebox import codec
-    from moebox.cli.task.view import job_line
-    from moebox.flows.compare import target_names
-    from moebox.flows.compare_tasks import compare_by_task
-    from moebox.store import Run
-    from moebox.tasks import runner
-
-    run = Run.create("compare", simulation=_are_simulations(left, right))
-
-    def notify(side: str, result: "JobResult") -> None:
-        if not json:
-            stdout_console().print(Text(f"{side} ") + job_line(result, stdout_console().width - 2))
-
-    options = runner.TaskOptions(parallel=parallel)
-    with interrupt_message(f"a comparison cannot be resumed; its results so far are in {run.path}"):
-        stderr_console().print(f"run: {run.path}", soft_wrap=True)
-        found = compare_by_task(left, right, names, run, options, notify)
-    targets = target_names(left, right)
-    run.write_json("compare.json", {"by_task": found, "seed": seed, **targets})
-    lines = [
-        f"solved: A {found.solved_a} of {found.jobs}, B {found.solved_b} of {found.jobs}",
-        f"B minus A: {found.share:+.0%} of jobs ({found.low:+.0%} to {found.high:+.0%})",
-        found.verdict,
-    ]
-    print_result(json, {**codec.to_plain(found), **targets, "run": str(run.path)}, lambda: print_lines(lines))
-    return exit_code(found.as_good)
-
-
 def _print_comparison(found: "Comparison", targets: dict[str, str]) -> None:
     """Print both sides' answers and speed, the first differences, and the verdict."""
-    from rich.markup import escape
-    from rich.table import Table
-
-    out, answers = stdout_console(), found.answers
-    out.print(escape(f"A: {targets['target_a']}\nB: {targets['target_b']}"))
-    table = Table("", "A", "B", "", box=None, pad_edge=False)
-    for what, left, right in (
-        ("correct answers", answers.right_a, answers.right_b),
-        ("valid JSON", answers.json_a, answers.json_b),
-        ("valid tool calls", answers.tools_a, answers.tools_b),
-    ):
-        table.add_row(what, f"{left.passed} of {left.trials}", f"{right.passed} of {right.trials}", "")
+    answers = found.answers
+    rows: list[list[Part]] = [
+        [what, f"{left.passed} of {left.trials}", f"{right.passed} of {right.trials}", ""]
+        for what, left, right in (
+            ("correct answers", answers.right_a, answers.right_b),
+            ("valid JSON", answers.json_a, answers.json_b),
+            ("valid tool calls", answers.tools_a, answers.tools_b),
+        )
+    ]
     accepted = (found.acceptance_a, found.acceptance_b)
     if accepted != (None, None):
         shares = ("" if share is None else format_percent(share) for share in accepted)
-        table.add_row("draft tokens accepted", *shares, "")
+        rows.append(["draft tokens accepted", *shares, ""])
     for row in found.gains:
         rates = (format_tok_s(row.a_tok_s), format_tok_s(row.b_tok_s))
-        table.add_row(plural(row.concurrency, "stream"), *rates, escape(str(row.gain or "")))
-        table.add_row("  first token", format_seconds(row.a_ttft_ms / 1e3), format_seconds(row.b_ttft_ms / 1e3), "")
-    out.print(table)
+        rows.append([plural(row.concurrency, "stream"), *rates, str(row.gain or "")])
+        rows.append(["  first token", format_seconds(row.a_ttft_ms / 1e3), format_seconds(row.b_ttft_ms / 1e3), ""])
+    table = make_table(("", "A", "B", ""), rows, left_columns=("",))
+    print_parts(f"A: {targets['target_a']}\nB: {targets['target_b']}", table)
     for parting in answers.divergences[:3]:
         where = f"{parting.family}: differs from {parting.unit} {parting.at} on"
-        out.print(escape(f"{where}: {parting.a!r} / {parting.b!r}"))
-    out.print(escape(found.verdict))
+        print_parts(f"{where}: {parting.a!r} / {parting.b!r}")
+    print_parts(found.verdict)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
 from moebox.cli import COMMANDS, GROUPS, flags, subcommands
+from moebox.core import catalogue, registry
 from moebox.errors import MoeboxError
 
 GLOBAL_OPTIONS = ("--json", "--runs", "--plain", "--debug", "--help")
@@ -71,36 +72,13 @@ def command_options(command: str) -> Iterator[str]:
     if command not in COMMANDS:
         return
     for parameter in inspect.signature(load_function(COMMANDS[command][0])).parameters.values():
-        if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
-            continue
         annotation = parameter.annotation
-        if annotation is flags.AsJson:
-            continue
-        fields = getattr(getattr(annotation, "__origin__", annotation), "__dataclass_fields__", ())
-        if fields:
-            yield from map(flags.flag_name, fields)
+        if parameter.kind is not inspect.Parameter.KEYWORD_ONLY or annotation is flags.AsJson:
             continue
         extras = getattr(annotation, "__metadata__", ())
-        names = [name for extra in extras for name in getattr(extra, "name", None) or ()]
-        yield next((name for name in names if name.startswith("--")), flags.flag_name(parameter.name))
-
-
-def _model_names() -> Iterable[str]:
-    from moebox.core import catalogue
-
-    return catalogue.models()
-
-
-def _box_names() -> Iterable[str]:
-    from moebox.core import catalogue
-
-    return [f"{count}x-{name}" for name in catalogue.gpus() for count in (1, 2, 4, 8)]
-
-
-def _engine_names() -> Iterable[str]:
-    from moebox.core import registry
-
-    return registry.engine_names()
+        names = [name for extra in extras for name in getattr(extra, "name", None) or () if name.startswith("--")]
+        fields = getattr(getattr(annotation, "__origin__", annotation), "__dataclass_fields__", ())
+        yield from map(flags.flag_name, fields) if fields else [*names, flags.flag_name(parameter.name)][:1]
 
 
 def _recipe_names() -> Iterable[str]:
@@ -123,15 +101,15 @@ def _instance_names() -> Iterable[str]:
 
 
 VALUES: dict[str, Callable[[], Iterable[str]]] = {
-    "--box": _box_names,
-    "--engine": _engine_names,
-    "--model": _model_names,
+    "--box": lambda: [f"{count}x-{name}" for name in catalogue.gpus() for count in (1, 2, 4, 8)],
+    "--engine": registry.engine_names,
+    "--model": catalogue.models,
     "--recipe": _recipe_names,
     "--resume": _run_names,
     "--run": _run_names,
 }
 POSITIONAL: dict[str, Callable[[], Iterable[str]]] = {
-    **dict.fromkeys(("plan", "forecast", "run", "twin", "models show"), _model_names),
+    **dict.fromkeys(("plan", "forecast", "run", "twin", "models show"), catalogue.models),
     **dict.fromkeys(("up", "render", "rehearse", "climb", "tune", "compare"), _recipe_names),
     **dict.fromkeys(("report", "pack", "runs show", "runs rm"), _run_names),
     **dict.fromkeys(("logs", "down", "verify", "bench", "connect", "task"), _instance_names),

@@ -6,11 +6,12 @@ from pathlib import Path
 from moebox import codec
 from moebox.cli import flags
 from moebox.cli.flags import AsJson, Switch
-from moebox.cli.output import print_json, print_lines
+from moebox.cli.output import print_json, print_lines, print_note
 from moebox.cli.target import find_endpoint, is_url, no_answer_error, warn_simulation
 from moebox.core.quirks import engine_quirks
 from moebox.core.recipe import Recipe
 from moebox.escape import escape_invisible
+from moebox.loose import Document
 from moebox.serve import connect as connecting
 from moebox.serve import state
 from moebox.serve.keys import TWIN_KEY
@@ -64,20 +65,13 @@ def connect(
         if write and settings.path:
             problem.hint = "is the server up? Nothing was written"
             raise problem
-        print_lines([f"warning: {problem.message}; {problem.hint}"], stderr=True)
-    document: dict[str, object] = {
-        "client": client,
-        "base_url": endpoint.base_url,
-        "model": endpoint.model,
-        "context": limit,
-        "output": connecting.max_output_tokens(live),
-        "shown": settings.text,
-        "path": settings.path,
-        "settings": settings.changes,
-    }
+        print_note(f"warning: {problem.message}; {problem.hint}")
+    document: Document = {"client": client, "base_url": endpoint.base_url, "model": endpoint.model, "context": limit}
+    document |= {"output": connecting.max_output_tokens(live), "shown": settings.text, "path": settings.path}
+    document["settings"] = settings.changes
     if write:
         path, backup = connecting.write_settings(settings)
-        print_lines([f"wrote {path}" + (f" (backup: {backup.name})" if backup else "")], stderr=True)
+        print_note(f"wrote {path}" + (f" (backup: {backup.name})" if backup else ""))
         document |= {"written": path, "backup": backup}
     elif not json:
         sys.stdout.write(escape_invisible(settings.text) + "\n")
@@ -90,7 +84,7 @@ def connect(
         from moebox.serve.callcheck import call_as_client
 
         call = call_as_client(client, endpoint)
-        print_lines([f"works: {call.protocol}: {call.evidence}"], stderr=True)
+        print_note(f"works: {call.protocol}: {call.evidence}")
         document["check"] = call
     if json:
         print_json(document)

@@ -2,67 +2,93 @@
 
 import textwrap
 import time
-from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Self
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, Self
 
-from moebox.cli.output import stderr_console, stdout_console
+from moebox.cli.output import Part, View, print_lines, print_note, print_parts, stderr_console, stdout_console, to_view
 from moebox.store import durations
-from moebox.units import format_seconds, plural
+from moebox.units import format_count, format_seconds, plural
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console, Group
     from rich.live import Live
     from rich.table import Table
 
     from moebox.assess.assessment import Assessment
 
-_TONES = {"good": ("✓", "green"), "bad": ("✗", "bold red"), "warn": ("!", "yellow"), "quiet": ("·", "dim")}
+TONE_MARKS = {"good": ("✓", "green"), "bad": ("✗", "bold red"), "warn": ("!", "yellow"), "quiet": ("·", "dim")}
 CELL_INDENT = 10  # columns before the texts of cells
 _MAX_WARNINGS = 4  # the assessment fits on a screen of 24 lines
-VERDICT_MARKS = {"pass": "[green]✓[/]", "warn": "[yellow]![/]", "fail": "[red]✗[/]", "skip": "[dim]–[/]"}
+VERDICT_MARKS = {"pass": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "red"), "skip": ("–", "dim")}
 
 
-def make_grid(rows: "Iterable[Sequence[RenderableType]]", *, gap: int = 1) -> "Table":
+def make_group(*parts: Part) -> "Group":
+    from rich.console import Group
+
+    return Group(*map(to_view, parts))
+
+
+def make_grid(rows: Iterable[Sequence[Part]], *, gap: int = 1, whole: int = 0) -> "Table":
+    """Make rows without headings; the first `whole` columns are not broken into lines."""
     from rich.table import Table
 
     table = Table.grid(padding=(0, gap))
     for row in rows:
-        table.add_row(*row)
+        for at in range(len(table.columns), len(row)):
+            table.add_column(no_wrap=at < whole, overflow="ellipsis" if at < whole else "fold")
+        table.add_row(*map(to_view, row))
     return table
 
 
 def make_table(
     heads: Sequence[str],
-    rows: "Iterable[Sequence[RenderableType]]",
+    rows: Iterable[Sequence[Part]],
     *,
     left_columns: Collection[str] = (),
+    wrapped: Collection[str] = (),
     gap: int = 2,
 ) -> "Table":
-    """Make a table with headings; figures are on the right and never cut, the columns `left_columns` on the left."""
+    """Make a table with headings: figures on the right and never cut, texts on the left, `wrapped` ones in lines."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0))
     for head in heads:
-        table.add_column(head, justify="left" if head in left_columns else "right", no_wrap=True)
+        wraps = head in wrapped
+        justify: Literal["left", "right"] = "left" if wraps or head in left_columns else "right"
+        table.add_column(head, justify=justify, no_wrap=not wraps, overflow="fold" if wraps else "ellipsis")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(to_view, row))
     return table
+
+
+def arrange_speeds(cells: Mapping[tuple[int, int], str]) -> tuple[list[int], list[tuple[str, ...]]]:
+    """Arrange texts by context and streams: return the streams, and a row for each context; "-" if there is none."""
+    contexts, streams = (sorted(set(axis)) for axis in zip(*cells, strict=True))
+    rows = [(format_count(each), *(cells.get((each, number), "-") for number in streams)) for each in contexts]
+    return streams, rows
 
 
 class LiveDisplay:
     """A view that is redrawn on a terminal while a block runs."""
 
+    quiet = False  # draw nothing
+    per_second = 8
+    console: "Console | None" = None  # stderr if it is not set
     live: "Live | None" = None
+    spinner: Part = ""  # turns while the block runs
 
-    def start_live(self, console: "Console", *, per_second: int) -> None:
-        """Start redrawing if the console is a terminal."""
-        from rich.live import Live
+    def __enter__(self) -> Self:
+        console = self.console or stderr_console()
+        if console.is_terminal and not self.quiet:
+            from rich.live import Live
+            from rich.spinner import Spinner
 
-        if console.is_terminal:
-            self.live = Live(self, console=console, refresh_per_second=per_second, transient=True)
+            self.spinner = Spinner("dots")
+            self.live = Live(self, console=console, refresh_per_second=self.per_second, transient=True)
             self.live.start()
+        return self
 
-    def __rich__(self) -> "RenderableType":
+    def __rich__(self) -> View:
         return ""
 
     def __exit__(self, *_: object) -> None:
@@ -86,7 +112,6 @@ class TimeEstimate:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the work began."""
         return time.monotonic() - self.began
 
     def progress_text(self) -> str:
@@ -119,15 +144,13 @@ class WaitingLine(LiveDisplay):
         self.estimate = TimeEstimate(key, limit_s=limit_s)
 
     def __enter__(self) -> Self:
-        self.start_live(stderr_console(), per_second=2)
+        super().__enter__()
         if not self.live:
-            stderr_console().print(f"{self.title}{self.estimate.duration_text()}", markup=False)
+            print_note(f"{self.title}{self.estimate.duration_text()}")
         return self
 
-    def __rich__(self) -> "RenderableType":
-        from rich.text import Text
-
-        return Text(f"{self.title}: {self.estimate.progress_text()}")
+    def __rich__(self) -> View:
+        return to_view(f"{self.title}: {self.estimate.progress_text()}")
 
     def __exit__(self, *problem: object) -> None:
         super().__exit__(*problem)
@@ -137,28 +160,26 @@ class WaitingLine(LiveDisplay):
 
 def print_assessment(assessment: "Assessment") -> None:
     """Print headline, cells (a mark, a name and a text each) and warnings. Commands are never wrapped."""
-    from rich.text import Text
+    width = max(stdout_console().width - CELL_INDENT, 20)
+    indent = " " * CELL_INDENT
 
-    out = stdout_console()
-    width = max(out.width - CELL_INDENT, 20)
+    def break_lines(text: str) -> list[str]:
+        return textwrap.wrap(text, width, break_on_hyphens=False)
+
     if assessment.simulated:
-        out.print("SIMULATION: no GPU produced these figures", style="yellow")
+        print_parts(("SIMULATION: no GPU produced these figures", "yellow"))
     elif assessment.headline:
-        style = _TONES.get(assessment.tone, ("", ""))[1]
-        out.print(Text(assessment.headline, style=style.removeprefix("bold ") + " bold"))
+        style = TONE_MARKS.get(assessment.tone, ("", ""))[1]
+        print_parts((assessment.headline, style.removeprefix("bold ") + " bold"))
+    lines: list[Part] = []
     for cell in assessment.cells:
-        mark, style = _TONES.get(cell.tone, (" ", ""))
-        first, *rest = [cell.text] if cell.command else textwrap.wrap(cell.text, width, break_on_hyphens=False)
-        out.print(Text.assemble((mark, style), (f" {cell.name:<{CELL_INDENT - 3}} ", "bold"), first), soft_wrap=True)
-        for line in rest:
-            out.print(" " * CELL_INDENT + line, soft_wrap=True, markup=False)
-        for line in textwrap.wrap(cell.detail, width, break_on_hyphens=False):
-            out.print(Text(" " * CELL_INDENT + line, style="dim"), soft_wrap=True)
+        first, *rest = [cell.text] if cell.command else break_lines(cell.text)
+        lines.append([TONE_MARKS.get(cell.tone, " "), (f" {cell.name:<{CELL_INDENT - 3}} ", "bold"), first])
+        lines += [indent + line for line in rest]
+        lines += [(indent + line, "dim") for line in break_lines(cell.detail)]
     for warning in assessment.warnings[:_MAX_WARNINGS]:
-        first, *rest = textwrap.wrap(warning, width, break_on_hyphens=False)
-        out.print(Text.assemble(("!", "yellow"), " warning ", first), soft_wrap=True)
-        for line in rest:
-            out.print(" " * CELL_INDENT + line, soft_wrap=True, markup=False)
-    if len(assessment.warnings) > _MAX_WARNINGS:
-        more = plural(len(assessment.warnings) - _MAX_WARNINGS, "more warning")
-        out.print(f"  {more} in the report", style="dim")
+        first, *rest = break_lines(warning)
+        lines += [[("!", "yellow"), f" warning {first}"], *(indent + line for line in rest)]
+    if (more := len(assessment.warnings) - _MAX_WARNINGS) > 0:
+        lines.append((f"  {plural(more, 'more warning')} in the report", "dim"))
+    print_lines(lines)

@@ -1,33 +1,31 @@
 """`moebox doctor`: check the machine or an engine's package, and find the cause of a failure in an engine's log."""
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from cyclopts import Parameter
 
 from moebox import codec
 from moebox.cli import flags
-from moebox.cli.display import VERDICT_MARKS
+from moebox.cli.display import VERDICT_MARKS, make_grid
 from moebox.cli.flags import AsJson, Switch
-from moebox.cli.output import print_lines, print_result, stderr_console, stdout_console
+from moebox.cli.output import Part, print_parts, print_result, stderr_console
 from moebox.core import registry
-from moebox.core.recipe import EngineName
-from moebox.errors import UnknownName, refuse_if
+from moebox.core.recipe import EngineName, Recipe
+from moebox.errors import MoeboxError, UnknownName, refuse_if
+from moebox.site import read_site
 from moebox.units import parse_size, plural
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rich.table import Table
-
     from moebox.core.plan import PlanWarning
-    from moebox.core.recipe import Recipe
     from moebox.doctor.box import HostCheck
     from moebox.doctor.logs import LogSearch
     from moebox.engines.package_check import PackageCheck
 
-_MARKS = VERDICT_MARKS | {"unknown": "[dim]?[/]", "note": "[dim]·[/]"}
+Checks: TypeAlias = "Sequence[HostCheck | PackageCheck]"
+_MARKS = VERDICT_MARKS | {"unknown": ("?", "dim"), "note": ("·", "dim")}
 
 
 def logs(
@@ -67,32 +65,28 @@ def logs(
         found.finish()
     else:
         found = search_file(file, engine=engine or "")
-    rows = [
-        {**codec.to_document(finding), "count": found.counts[finding.symptom]} for finding in found.findings.values()
-    ]
+    findings = found.findings.values()
     document = {
         "lines": found.lines,
-        "cause": codec.to_document(found.cause) if found.cause else None,
+        "cause": found.cause,
         "first_exception": {"text": found.exception, "line": found.exception_line} if found.exception else None,
-        "findings": rows,
+        "findings": [{**codec.to_plain(finding), "count": found.counts[finding.symptom]} for finding in findings],
         "known_of_setup": known,
     }
-
-    def show() -> None:
-        print_search(found, every=every)
-        for warning in known:
-            lines = [f"\nknown of this setup: {warning.text}", f"  remedy: {warning.remedy}" * bool(warning.remedy)]
-            print_lines([*filter(None, lines), f"  source: {warning.source}"])
-
-    return print_result(json, document, show, good=not (found.cause or found.exception or found.ends_with_error))
+    lines = search_lines(found, every=every)
+    for warning in known:
+        lines += [f"\nknown of this setup: {warning.text}", *[f"  remedy: {warning.remedy}"] * bool(warning.remedy)]
+        lines.append(f"  source: {warning.source}")
+    good = not (found.cause or found.exception or found.ends_with_error)
+    return print_result(json, document, lambda: print_parts(*lines), good=good)
 
 
 def known_of_run(folder: Path) -> "tuple[Recipe | None, list[PlanWarning]]":
     """The recipe of a run folder, and what the support matrix knows of it on that run's box."""
+    from moebox import detect
     from moebox.checkpoint import deploy
     from moebox.core.validation import read_recipe
     from moebox.engines.support import support_warnings
-    from moebox.errors import MoeboxError
 
     if not (folder / "recipe.toml").is_file():
         return None, []
@@ -100,16 +94,14 @@ def known_of_run(folder: Path) -> "tuple[Recipe | None, list[PlanWarning]]":
         recipe = read_recipe(folder / "recipe.toml")
         deployment = deploy(recipe)
         if (folder / "box.toml").is_file():
-            from moebox import detect
-
             deployment = deployment.on_box(detect.load_box(str(folder / "box.toml")))
         return recipe, [warning for warning in support_warnings(deployment) if warning.severity != "note"]
     except MoeboxError:  # of another version of moebox, or weights that are gone: the log is read without it
         return None, []
 
 
-def print_search(found: "LogSearch", *, every: bool) -> None:
-    """Print the cause with its remedy, then the other findings in the order of the log."""
+def search_lines(found: "LogSearch", *, every: bool) -> list[str]:
+    """Return the cause with its remedy, then the other findings in the order of the log."""
     lines, cause = [], found.cause
     if not cause and found.exception:
         lines.append(f"no known symptom; the first exception is on line {found.exception_line}:")
@@ -126,8 +118,7 @@ def print_search(found: "LogSearch", *, every: bool) -> None:
         lines.append(f"  remedy: {finding.remedy}")
         lines += [f"  in the recipe: {finding.change_text}"] if finding.change else []
         lines.append(f"  source: {finding.source}  [{finding.symptom}]")
-    for line in [*lines, f"{plural(found.lines, 'line')} read"]:
-        stdout_console().print(line, markup=False)
+    return [*lines, f"{plural(found.lines, 'line')} read"]
 
 
 def box(
@@ -147,7 +138,6 @@ def box(
     from moebox.doctor.against import compare_boxes
     from moebox.doctor.box import check_box, check_this_machine
     from moebox.serve.state import state_dir
-    from moebox.site import read_site
     from moebox.store.calibrations import calibrations_dir
     from moebox.store.run import runs_dir
 
@@ -160,45 +150,37 @@ def box(
     if place.host is None:
         flags.refuse_unused(f"{place.name} is described without a disk", need=need)
     read_site()  # a mistake in it is one line, here and wherever it is used
-    folders = [runs_dir(), calibrations_dir(), state_dir()]
     if old:
         checks = compare_boxes(place, old)
     elif box:
         checks = check_box(place, need=size)
     else:
-        checks = check_this_machine(place, need=size, folders=folders)
+        checks = check_this_machine(place, need=size, folders=[runs_dir(), calibrations_dir(), state_dir()])
     if test:
         from moebox.flows.box_test import run_box_tests
 
         with stderr_console().status("testing this machine …") as status:
             checks += run_box_tests(place, on_step=lambda text: status.update(f"testing: {text} …"))
     counts = Counter(check.verdict for check in checks)
+    summary = f"{len(checks)} checks: {counts['fail']} failed, {counts['warn']} with warnings"
+    summary += f", {counts['unknown']} could not be made" * bool(counts["unknown"])
+    return _print_checks({"box": place.name}, checks, checks, summary, json=json)
+
+
+def _print_checks(about: dict[str, object], checks: Checks, shown: Checks, summary: str, *, json: bool) -> int:
+    """Print a line for each of the checks `shown`, with what was expected and the fix below."""
+    good = not any(check.verdict == "fail" for check in checks)
 
     def show() -> None:
-        summary = f"{len(checks)} checks: {counts['fail']} failed, {counts['warn']} with warnings"
-        summary += f", {counts['unknown']} could not be made" * bool(counts["unknown"])
-        stdout_console().print(summary, checks_table(checks), sep="\n")
+        rows: list[list[Part]] = []
+        for check in shown:
+            rows.append([_MARKS[check.verdict], f"{check.name:<15}", check.found])
+            if expected := getattr(check, "expected", ""):
+                rows.append(["", "", (f"expected: {expected}", "dim")])
+            rows += [["", "", check.fix]] if check.fix else []
+        print_parts(summary, make_grid(rows, whole=2))
 
-    verdict = "fail" if counts["fail"] else "pass"
-    return print_result(json, {"box": place.name, "checks": checks, "verdict": verdict}, show, good=verdict != "fail")
-
-
-def checks_table(checks: "Sequence[HostCheck] | Sequence[PackageCheck]") -> "Table":
-    """Return a row for each check; texts wrap within their column, with the fix below."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table.grid(padding=(0, 1), pad_edge=False)
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True, min_width=15)
-    table.add_column(overflow="fold")
-    for check in checks:
-        table.add_row(_MARKS[check.verdict], Text(check.name), Text(check.found))
-        if expected := getattr(check, "expected", ""):
-            table.add_row("", "", Text(f"expected: {expected}", style="dim"))
-        if check.fix:
-            table.add_row("", "", Text(check.fix))
-    return table
+    return print_result(json, {**about, "checks": checks, "verdict": "pass" if good else "fail"}, show, good=good)
 
 
 def engine(name: str, /, *, json: AsJson = False) -> int:
@@ -212,16 +194,9 @@ def engine(name: str, /, *, json: AsJson = False) -> int:
     from moebox.engines.package_check import PackageCheck, check_package
 
     checks = check_package(name)
-    counts = Counter(check.verdict for check in checks)
-    verdict = "fail" if counts["fail"] else "pass"
-
-    def show() -> None:
-        left_out = [check.name for check in checks if check.verdict == "note"]
-        shown = [check for check in checks if check.verdict != "note" and check.found != "present"]
-        if left_out:
-            shown.append(
-                PackageCheck(name="optional parts", verdict="note", found=f"at their defaults: {', '.join(left_out)}")
-            )
-        stdout_console().print(f"{len(checks)} checks: {counts['fail']} failed", checks_table(shown), sep="\n")
-
-    return print_result(json, {"engine": name, "checks": checks, "verdict": verdict}, show, good=verdict != "fail")
+    shown = [check for check in checks if check.verdict != "note" and check.found != "present"]
+    if left_out := [check.name for check in checks if check.verdict == "note"]:
+        text = f"at their defaults: {', '.join(left_out)}"
+        shown.append(PackageCheck(name="optional parts", verdict="note", found=text))
+    summary = f"{len(checks)} checks: {sum(check.verdict == 'fail' for check in checks)} failed"
+    return _print_checks({"engine": name}, checks, shown, summary, json=json)

@@ -1,16 +1,39 @@
-"""`moebox engines`: list, install and remove versions of engines."""
+"""`moebox engines` and `moebox upgrade`: versions of engines.
 
-from typing import TYPE_CHECKING
+They are listed, installed and removed; another one, or a setting, is tried, switched to, returned from, or bisected.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import random
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
 
 from moebox import codec
+from moebox.cli import flags
+from moebox.cli.display import make_table
 from moebox.cli.flags import AsJson
-from moebox.cli.output import print_lines, print_result, stdout_console
+from moebox.cli.output import print_lines, print_note, print_parts, print_result
+from moebox.cli.ps import restore_interrupted
+from moebox.cli.signals import interrupt_message
 from moebox.core.recipe import Recipe
 from moebox.errors import BadInput, refuse_if
 from moebox.units import format_gb
 
 if TYPE_CHECKING:
     from moebox.serve.installs import InstalledEngine
+
+RecipeName = Annotated[str, Parameter(help="A recipe file or name.")]
+Change = Annotated[
+    str, Parameter(help="ENGINE==VERSION, ENGINE@BUILD, an image or SETTING=VALUE; commas join several to one change.")
+]
+By = Annotated[
+    str, Parameter(help="Judge by these alone: checks or their names, soak, answers, quality=0.02, speed=5%.")
+]
+Tree = Annotated[str, Parameter(help="Folder or git repository of builds. Default: that of the last build.")]
+HEADS = ("engine", "version", "kind", "size", "where", "used by")
 
 
 def engines(*, json: AsJson = False) -> int:
@@ -19,26 +42,21 @@ def engines(*, json: AsJson = False) -> int:
 
     installs.remove_stale_parts()
     rows = [*installs.list_installs(), *installs.find_unmanaged()]
-    wanted = _saved_recipes()
-    users = {id(row): [*installs.live_users(row), *_recipes_using(row, wanted)] for row in rows}
+    users = {id(row): [*installs.live_users(row), *_recipes_using(row)] for row in rows}
     document = {
         "engines": [{**codec.to_plain(row), "name": row.name, "used_by": users[id(row)]} for row in rows],
         "folder": installs.engines_dir(),
     }
 
     def show() -> None:
-        from rich.table import Table
-
-        if not rows:
-            stdout_console().print("no engine is installed: `moebox engines install vllm==VERSION`", markup=False)
-            return
-        table = Table("engine", "version", "kind", "size", "where", "used by", box=None, pad_edge=False)
+        lines = []
         for row in rows:
             kind = row.kind if row.managed else f"{row.kind} ({row.tool})"
             where = row.image or (row.path if not row.managed else row.name)
             size = format_gb(row.bytes) if row.bytes else "–"
-            table.add_row(row.engine, row.version, kind, size, where or "–", ", ".join(users[id(row)]) or "–")
-        stdout_console().print(table)
+            lines.append((row.engine, row.version, kind, size, where or "–", ", ".join(users[id(row)]) or "–"))
+        table = make_table(HEADS, lines, wrapped=HEADS)
+        print_parts(table if rows else "no engine is installed: `moebox engines install vllm==VERSION`")
 
     return print_result(json, document, show)
 
@@ -54,15 +72,13 @@ def install(engine: str = "", source: str = "", image: str = "", *, json: AsJson
         source: The source tree of a build: a folder, a git repository or its URL. Default: that of the last build.
         image: Pull this container image with docker or podman.
     """
-    from moebox import detect
     from moebox.core.engine_source import parse_source
     from moebox.serve.install import install_engine
 
     hint = "moebox engines install vllm==0.32.0, llama.cpp@b11669 or --image NAME"
     refuse_if(not engine and not image, "which version?", hint=hint)
     wanted = parse_source(engine, image=image)
-    gpus = detect.load_box().gpus if wanted.kind == "build" else ()
-    done = install_engine(wanted, tree=source, gpus=gpus, notify=lambda text: print_lines([text], stderr=True))
+    done = install_engine(wanted, tree=source, notify=print_note)
     text = f'{done.name} is installed; a recipe uses it with engine_version = "{done.version}"'
     return print_result(json, {**codec.to_plain(done), "name": done.name}, lambda: print_lines([text]))
 
@@ -76,29 +92,125 @@ def remove(name: str, *, json: AsJson = False) -> int:
     from moebox.serve.installs import remove_install
 
     gone = remove_install(name)
-    left = _recipes_using(gone, _saved_recipes())
+    left = _recipes_using(gone)
     lines = [f"{gone.name} is removed, {format_gb(gone.bytes)} are free again"]
     lines += [f"warning: the recipe {recipe} still names it" for recipe in left]
     return print_result(json, {"removed": gone.name, "bytes": gone.bytes, "recipes": left}, lambda: print_lines(lines))
 
 
-def _saved_recipes() -> dict[str, Recipe]:
+def _recipes_using(row: "InstalledEngine") -> list[str]:
+    """Return the saved recipes that name the version; `moebox up` reports those that cannot be read."""
+    from moebox.core.engine_source import same_version
     from moebox.flows.recipes import saved_recipes
 
-    found = {}
+    found = []
     for name, path in saved_recipes().items():
-        try:
-            found[name] = codec.read_toml(Recipe, path)
-        except BadInput:
-            continue  # `moebox up` reports it
+        with contextlib.suppress(BadInput):
+            recipe = codec.read_toml(Recipe, path)
+            wanted = recipe.engine_version if recipe.engine == row.engine else ""
+            found += [name] if wanted and same_version(wanted, row.version) else []
     return found
 
 
-def _recipes_using(row: "InstalledEngine", recipes: dict[str, Recipe]) -> list[str]:
-    from moebox.core.engine_source import same_version
+def upgrade(recipe: RecipeName, to: Change, by: By = "", source: Tree = "", *, json: AsJson = False) -> int:
+    """Judge another engine version, build, image or setting against RECIPE's own.
 
-    return [
-        name
-        for name, recipe in recipes.items()
-        if recipe.engine == row.engine and recipe.engine_version and same_version(recipe.engine_version, row.version)
-    ]
+    Known problems come first, then a rehearsal with few layers if the weights are large, then both on the real recipe:
+    checks, load with cancelled streams, answers, quality, and speed in turn. A live endpoint of the recipe is stopped
+    for that and runs again afterwards, also if moebox is killed. Exit code 1 if the answer is to keep the old one.
+    """
+    return _try(recipe, to, by, source, switch_to_it=False, json=json)
+
+
+def apply(recipe: RecipeName, to: Change, by: By = "", source: Tree = "", *, json: AsJson = False) -> int:
+    """Judge like `upgrade`, and switch the recipe and its live endpoint if the answer is keep or no difference."""
+    return _try(recipe, to, by, source, switch_to_it=True, json=json)
+
+
+def rollback(recipe: str = "", *, json: AsJson = False) -> int:
+    """Return to the recipe, and its live endpoint, before the last applied upgrade.
+
+    Args:
+        recipe: Its name or file, if several upgrades are applied.
+    """
+    from moebox.flows.switch import roll_back
+
+    restore_interrupted()
+    gone = roll_back(recipe)
+    text = f"{gone.name} is as it was before the upgrade ({gone.file})"
+    document = {"name": gone.name, "file": gone.file, "live": gone.live is not None}
+    return print_result(json, document, lambda: print_lines([text]))
+
+
+def bisect(
+    recipe: RecipeName, good: str, bad: str, by: By = "", source: Tree = "", between: str = "", *, json: AsJson = False
+) -> int:
+    """Find the first bad version between a good and a bad one; the same command resumes.
+
+    Args:
+        good: ENGINE==VERSION, ENGINE@BUILD or an image.
+        bad: The same of a later version.
+        between: The versions in between, oldest first, joined by commas. Default: commits, or releases in the index.
+    """
+    from moebox import detect
+    from moebox.flows import recipes
+    from moebox.flows.bisect import bisect_versions, issue_text
+    from moebox.flows.upgrade import parse_judges
+
+    restore_interrupted()
+    judges, old = parse_judges(by), recipes.load_recipe(recipe)
+    names = flags.split_names(between)
+    with interrupt_message("the same command goes on with this bisection"):
+        found = bisect_versions(
+            recipe, old, (good, bad), judges, between=names, tree=source, box=detect.load_box(), notify=print_note
+        )
+    issue = issue_text(found)
+    return print_result(json, {**codec.to_plain(found), "issue": issue}, lambda: print_lines([issue]))
+
+
+def _try(named: str, to: str, by: str, source: str, *, switch_to_it: bool, json: bool) -> int:
+    from moebox import detect
+    from moebox.checkpoint import deploy
+    from moebox.core.event import UpgradeStep
+    from moebox.core.upgrade_result import UPGRADE_FILE
+    from moebox.flows import recipes, switch
+    from moebox.flows.compare import CompareEffort
+    from moebox.flows.upgrade import UpgradeEffort, parse_judges, try_upgrade, upgrade_recipe
+    from moebox.serve.order import require_engine
+    from moebox.store import Run
+
+    restore_interrupted()
+    judges, old, box = parse_judges(by), recipes.load_recipe(named), detect.load_box()
+    require_engine(deploy(old))
+
+    @functools.cache
+    def begin_run() -> Run:  # with the first news, so that bad arguments leave no folder
+        run = Run.create(f"upgrade-{old.name}")
+        print_note(f"run: {run.path}")
+        return run
+
+    def notify(text: str) -> None:
+        begin_run().add_event(UpgradeStep(recipe=named, to=to, text=text))
+        print_note(text)
+
+    new, names = upgrade_recipe(old, flags.split_names(to), tree=source, notify=notify)
+    require_engine(deploy(new))
+    run = begin_run()
+    effort = UpgradeEffort(compare=CompareEffort(rounds=6, most_rounds=24, seed=random.randrange(10**6)))
+    with (
+        interrupt_message(f"the old endpoint is what runs; results so far are in {run.path}"),
+        switch.paused_endpoint(named, old, new, run) as journal,
+    ):
+        result = try_upgrade(old, new, names, run, judges=judges, effort=effort, box=box, notify=notify)
+        good = result.outcome in ("keep", "no difference")
+        applied = switch_to_it and good
+        if applied:
+            switch.apply_switch(journal)
+    result = dataclasses.replace(result, applied=applied, recipe=new)
+    run.write_json(UPGRADE_FILE, result)
+    document = {**codec.to_plain(result), "headline": result.headline, "run": str(run.path)}
+    reasons = "; ".join(result.reasons)
+    lines = [result.headline, f"{result.outcome}: {reasons}", *result.notes, f"page: {run.path}/upgrade.md"]
+    lines += [f"{old.name} is switched; `moebox upgrade rollback` returns"] * applied
+    lines += ["not switched: the old version is what runs"] * (switch_to_it > applied)
+    return print_result(json, document, lambda: print_lines(lines), good=good)

@@ -8,7 +8,8 @@ from moebox.cli.flags import AsJson, Switch
 from moebox.cli.output import print_lines, print_result, stderr_console
 from moebox.errors import refuse_out_of_range
 from moebox.flows.weights import find_named_files
-from moebox.hub.fetch import RETRIES, Fetcher, select_files
+from moebox.hub.fetch import RETRIES, Fetcher
+from moebox.loose import Document
 from moebox.units import format_gb, format_rate, format_seconds, plural
 
 
@@ -25,8 +26,7 @@ def fetch(what: str, *, check: Switch = False, at_once: int = 8, retries: int = 
     """
     refuse_out_of_range("--at-once", at_once, 1, 64)
     refuse_out_of_range("--retries", retries, 0, 20)
-    listing, gguf, with_code = find_named_files(what)
-    wanted = select_files(listing, gguf=gguf, with_code=with_code)
+    listing, wanted = find_named_files(what)
     total, started = sum(file.size for file in wanted), time.monotonic()
     with show_progress(total) as advance:
         fetcher = Fetcher(listing, recheck=check, retries=retries, advance=advance)
@@ -34,16 +34,14 @@ def fetch(what: str, *, check: Switch = False, at_once: int = 8, retries: int = 
         fetched = fetcher.fetch_all(wanted, at_once=at_once)
     took = time.monotonic() - started
     new = [file for file in fetched if not file.was_there]
-    document = {
+    document: Document = {
         "repo": listing.repo,
         "commit": listing.commit,
         "folder": str(fetcher.snapshot),
-        "files": len(fetched),
         "bytes": total,
-        "fetched": [file.path for file in new],
-        "intact": [file.path for file in fetched if file.was_there],
-        "seconds": round(took, 3),
     }
+    document |= {"files": len(fetched), "fetched": [file.path for file in new], "seconds": round(took, 3)}
+    document["intact"] = [file.path for file in fetched if file.was_there]
     lines = [f"{listing.repo}: {plural(len(fetched), 'file')}, {format_gb(total)}, every hash is the Hub's"]
     lines += [f"fetched {file.path}" for file in new[:20]] + ([f"and {len(new) - 20} more"] if len(new) > 20 else [])
     if missing and took:

@@ -1,6 +1,6 @@
 """Types and values of command-line flags, and BadInput for flags that would have no effect."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -14,6 +14,7 @@ Switch = Annotated[bool, Parameter(negative=())]
 AsJson = Annotated[bool, Parameter(parse=False)]  # the global --json
 Names = Annotated[tuple[str, ...], Parameter(negative=())]  # comma-separated or repeated
 OutputPath = Annotated[Path | None, Parameter(name=["--output", "-o"])]
+All = Annotated[bool, Parameter(name="--all", negative=())]
 Settings = Annotated[tuple[str, ...], Parameter(name="--set", negative=(), allow_leading_hyphen=False)]  # path=value
 ServedModel = Annotated[str, Parameter(help="The served model name. Default: the only one that the server lists.")]
 KeyEnv = Annotated[str, Parameter(help="The environment variable that holds the key.")]
@@ -22,6 +23,7 @@ Target = Annotated[
 ]
 Ram = Annotated[str, Parameter(help="Memory to assume, such as 768GiB.")]
 RamBandwidth = Annotated[str, Parameter(help="Its bandwidth, such as 614GB/s.")]
+MAX_COUNT = 1_200_000  # tokens of a prompt or reply, and streams
 UNSET: tuple[object, ...] = (None, "", (), [])  # the values of flags that were not given
 
 
@@ -53,22 +55,28 @@ def split_names(*given: str) -> list[str]:
     return [name.strip() for text in given for name in text.split(",") if name.strip()]
 
 
-def parse_numbers(
-    texts: Sequence[str],
-    parse: Callable[[str], T],
-    is_allowed: Callable[[T], bool],
-    *,
-    not_numbers: str,
-    out_of_range: str = "",
-    hint: str | None = None,
-) -> tuple[T, ...]:
-    """Parse a list of numbers; raise BadInput with `not_numbers`, or `out_of_range` if one is not allowed."""
+def parse_counts(
+    flag: str, text: str | None, *, least: int = 1, most: int = MAX_COUNT, like: str = "1,8,32"
+) -> tuple[int, ...]:
+    """Parse counts joined by commas, such as 1,8,32 or 8k,64k; none if the flag was not given."""
     try:
-        found = tuple(map(parse, texts))
+        counts = tuple(map(parse_tokens, split_names(text or "")))
     except ValueError:
-        raise BadInput(not_numbers, hint=hint) from None
-    refuse_if(not all(map(is_allowed, found)), out_of_range or not_numbers, hint=hint)
-    return found
+        raise BadInput(f"{flag} {text!r}: write it like {like}") from None
+    wrong = not all(least <= count <= most for count in counts)
+    refuse_if(wrong, f"{flag} {text}: each is from {least} to {most:,}", hint=f"write it like {like}")
+    return counts
+
+
+def parse_rates(text: str | None) -> tuple[float, ...]:
+    """Parse the requests a second of --rate; none if it was not given."""
+    try:
+        rates = tuple(map(float, split_names(text or "")))
+    except ValueError:
+        rates = (0.0,)
+    wrong = not all(0 < rate < 1e6 for rate in rates)
+    refuse_if(wrong, f"--rate: {text!r} is not a list of requests a second", hint="write it like 0.5,1,2")
+    return rates
 
 
 def flag_name(name: str) -> str:

@@ -1,25 +1,17 @@
 """`moebox forecast`: speed by concurrency and context, in virtual time."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
 from moebox.cli import flags
-from moebox.cli.display import make_table
-from moebox.cli.flags import AsJson, Ram, RamBandwidth, Settings, Switch, parse_count, parse_token_count
-from moebox.cli.forecast_target import (
-    NO_PLAN_ARGS,
-    ForecastTarget,
-    PlanArgs,
-    find_target,
-    refuse_without_cache,
-    with_cache_warnings,
-    with_context_warning,
-    with_known_facts,
-)
-from moebox.cli.output import exit_code, print_result, stdout_console
+from moebox.cli.display import arrange_speeds, make_table
+from moebox.cli.flags import AsJson, Ram, RamBandwidth, Settings, Switch, parse_counts, parse_token_count
+from moebox.cli.forecast_target import NO_PLAN_ARGS, ForecastTarget, PlanArgs, find_target, refuse_without_cache
+from moebox.cli.output import Part, print_parts, print_result
+from moebox.core.plan import PlanWarning
 from moebox.core.registry import engine_display_name
 from moebox.core.setting import split_settings
 from moebox.core.workload_file import Simulation, WorkloadFile, find_workload_file
@@ -32,13 +24,10 @@ from moebox.planner.forecast import ForecastRow
 from moebox.planner.kv_tiers import cache_tiers
 from moebox.planner.rate import sizes_up_to
 from moebox.planner.simulate import STREAMS, scheduler_rules, simulated_workloads
-from moebox.planner.speed import Speed
 from moebox.planner.speed.links import describe_network
 from moebox.planner.speed.ranges import RangeKind
+from moebox.planner.warnings import short_cache_warnings
 from moebox.units import format_count, format_percent, format_seconds, plural
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 CONTEXTS = (0, 16384, 32768, 65536, 131072)
 PROMPTS = (1024, 8192, 32768, 65536, 131072)
@@ -55,16 +44,12 @@ ForecastTable = tuple[Sequence[str], list[tuple[str, ...]], str]  # headings, ro
 
 def _decode_table(rows: list[ForecastRow]) -> ForecastTable:
     """Return contexts down and streams across, in tok/s of all streams."""
-    streams = sorted({row["concurrency"] for row in rows})
-    by_context: dict[int, dict[int, ForecastRow]] = {}
-    for row in sorted(rows, key=lambda row: int(row["context"])):
-        by_context.setdefault(row["context"], {})[row["concurrency"]] = row
-
-    def cell(row: ForecastRow) -> str:
+    cells = {}
+    for row in rows:
         rate = row["decode_tok_s"]
-        return (f"{rate:.1f}" if rate < 100 else format_count(rate)) + ("" if row["fits"] else "*")
-
-    lines = [(format_count(context), *(cell(line[many]) for many in streams)) for context, line in by_context.items()]
+        text = f"{rate:.1f}" if rate < 100 else format_count(rate)
+        cells[row["context"], row["concurrency"]] = text + "*" * (not row["fits"])
+    streams, lines = arrange_speeds(cells)
     fits = all(row["fits"] for row in rows)
     over = "" if fits else "; * more than the engine runs at a time (cache or max_seqs)"
     return ("context", *(plural(many, "stream") for many in streams)), lines, f"decode tok/s of all streams{over}"
@@ -115,19 +100,13 @@ def tier_table(rows: Sequence[ForecastRow]) -> ForecastTable:
         lines.append((name, format_count(row["tokens"]), format_percent(row["hit_share"]), ttft, low, high))
     many, length = rows[0]["conversations"], format_count(rows[0]["conversation_tokens"])
     remark = f"{many} conversations of up to {length} tokens; hits: prompt tokens not computed again"
-    if rows[-1]["hit_share"] - rows[0]["hit_share"] > MIN_GAIN:
-        remark += f"\n{rows[-1]['setting']}"
-    else:
-        remark += f"\n{rows[0]['without_tier']}"
+    gains = rows[-1]["hit_share"] - rows[0]["hit_share"] > MIN_GAIN
+    remark += f"\n{rows[-1]['setting'] if gains else rows[0]['without_tier']}"
     return ("KV cache", "tokens", "hits", "TTFT of later turns", "low", "high"), lines, remark
 
 
-FORECAST_TABLES = {
-    "decode": _decode_table,
-    "prefill": _prefill_table,
-    "stream": _stream_table,
-    "serving": _serving_table,
-}
+FORECAST_TABLES = {"decode": _decode_table, "prefill": _prefill_table}
+FORECAST_TABLES |= {"stream": _stream_table, "serving": _serving_table}
 
 
 def forecast(
@@ -165,47 +144,53 @@ def forecast(
             what the simulation assumes (simulation.kv_tokens=200k); repeatable.
         force: Exit with 0 although it does not fit.
     """
-    contexts = _parse_counts(plan.context, "--context", many=True)
-    streams = _parse_counts(plan.concurrency, "--concurrency")
-    prompts = _parse_counts(input, "--input", many=True)
-    is_serving = bool(output or rate or workload)
+    contexts = parse_counts("--context", plan.context, least=0, most=MAX_CONTEXT)
+    streams = parse_counts("--concurrency", plan.concurrency, most=MAX_CONTEXT)
+    prompts = parse_counts("--input", input, least=0, most=MAX_CONTEXT)
+    is_serving, is_recipe = bool(output or rate or workload), recipes.is_recipe(target)
     wanted: dict[Mode, bool] = {"serving": is_serving, "decode": decode, "prefill": prefill}
     modes = [mode for mode, given in wanted.items() if given]
     refuse_if(len(modes) > 1, "--decode, --prefill and a serving run are three different forecasts; give one")
-    mode = next(iter(modes), None)
     missing = is_serving and not workload and None in (input, output)
     refuse_if(missing, "a serving run needs --input and --output", hint="such as --input 8192 --output 2048")
     refuse_if(prompts and not (is_serving or prefill), "--input needs --output or --prefill")
     work, others = split_settings(find_workload_file(workload or "random"), settings)
+    facts = work.simulation
     if is_serving:
         work = _with_flags(work, prompts, parse_token_count("--output", output), streams, rate)
     else:
-        known = Simulation(kv_tokens=work.simulation.kv_tokens, accept=work.simulation.accept)
+        known = Simulation(kv_tokens=facts.kv_tokens, accept=facts.accept)
         unused = work != replace(find_workload_file("random"), simulation=known)
         refuse_if(unused, "settings of a workload are for a serving run", hint="add --input and --output")
-    if recipes.is_recipe(target):
-        given = replace(plan, context=None, concurrency=None) != NO_PLAN_ARGS
-        refuse_if(given, "a recipe already has its settings", hint="--set parallel.tp=8 changes one; or name a model")
+    constraints = replace(plan, context=None, concurrency=None)
+    if is_recipe:
+        hint = "--set parallel.tp=8 changes one; or name a model"
+        refuse_if(constraints != NO_PLAN_ARGS, "a recipe already has its settings", hint=hint)
         others = [text for text in others if text.partition("=")[0] != "bold"]
-    found = _find_target(target, box, others, plan, contexts, work if is_serving else None, ram, ram_bandwidth)
-    if is_serving and work.concurrency and not recipes.is_recipe(target):
-        tokens = work.workload.input_tokens + work.workload.output_tokens
-        found = with_cache_warnings(found, max(work.concurrency), tokens, work.simulation.kv_tokens)
-    found = with_known_facts(found, work.simulation)
-    mode = mode or ("stream" if found.deployment.engine.offloads_experts else "decode")
-    _refuse_unused(mode, work, plan, is_recipe=recipes.is_recipe(target))
-    if mode != "serving":
-        found = with_context_warning(found, max((*contexts, *prompts), default=0))
+    request = work.workload.input_tokens + work.workload.output_tokens if is_serving else 0
+    most = max(work.concurrency, default=0) if is_serving else 0
+    longest = max((*contexts, request if request > DEFAULT_CONTEXT else 0), default=0)
+    limits = constraints.constraints()
+    if limits.experts is not None and limits.ubatch is None:
+        limits = replace(limits, ubatch=UBATCH)
+    # A plan has room for the longest context and request, and for all streams
+    limits = replace(limits, context=max(longest, 1024) if longest else None, concurrency=most or None)
+    found = find_target(target, box, others, constraints=limits, ram=ram, ram_bandwidth=ram_bandwidth)
+    found = _with_facts(found, facts, 0 if is_recipe else most, request)
+    mode = next(iter(modes), "stream" if found.deployment.engine.offloads_experts else "decode")
+    _refuse_unused(mode, work, plan, is_recipe=is_recipe)
+    length, limit = max((*contexts, *prompts), default=0), found.recipe.context
+    if mode != "serving" and 0 < limit < length:
+        text = f"{format_count(length)} tokens exceed the recipe's context of {format_count(limit)}"
+        warning = PlanWarning(symptom="", text=f"{text}: these speeds are hypothetical", remedy=f"context = {length}")
+        found = replace(found, warnings=(*found.warnings, warning))
     rows, tiers = _forecast_rows(mode, found, work, prompts if mode == "prefill" else contexts, streams), []
     if mode == "serving" and work.workload.turns > 1:
         rules = scheduler_rules(found.recipe, found.memory.kv_tokens, found.speed, found.memory)
         tiers = rows_of.tier_rows(found.deployment, found.memory, found.speed, rules, simulated_workloads(work)[-1])
-    print_result(
-        json,
-        forecast_document(mode, found, rows) | {"kv_tiers": tiers},
-        lambda: stdout_console().print(forecast_page(mode, found, rows, tiers)),
-    )
-    return exit_code(force or found.misfit is None)
+    document = forecast_document(mode, found, rows) | {"kv_tiers": tiers}
+    good = force or found.misfit is None
+    return print_result(json, document, lambda: print_parts(*forecast_page(mode, found, rows, tiers)), good=good)
 
 
 def _with_flags(
@@ -214,43 +199,30 @@ def _with_flags(
     """Return the workload with the lengths and loads of the flags."""
     refuse_if(len(prompts) > 1, "a serving run has one length of prompts", hint="give --input one value")
     tokens = work.workload
-    tokens = replace(
-        tokens,
-        input_tokens=prompts[0] if prompts else tokens.input_tokens,
-        output_tokens=tokens.output_tokens if output is None else output,
-    )
+    reply = tokens.output_tokens if output is None else output
+    tokens = replace(tokens, input_tokens=next(iter(prompts), tokens.input_tokens), output_tokens=reply)
     refuse_if(rate is not None and streams, "give either --rate or --concurrency")
-    if rate is None:
-        return replace(work, workload=tokens, concurrency=tuple(streams) or work.concurrency)
-    rates = flags.parse_numbers(
-        rate.split(","),
-        float,
-        lambda each: 0 < each <= 1e6,
-        not_numbers=f"--rate: {rate!r} is not a list of requests a second",
-        hint="write it like 0.5,2",
-    )
-    return replace(work, workload=tokens, rate=rates, concurrency=())
+    rates = flags.parse_rates(rate)
+    concurrency = () if rates else tuple(streams) or work.concurrency
+    return replace(work, workload=tokens, rate=rates or work.rate, concurrency=concurrency)
 
 
-def _find_target(
-    target: str,
-    box: str | None,
-    settings: Sequence[str],
-    plan: PlanArgs,
-    contexts: Sequence[int],
-    work: WorkloadFile | None,
-    ram: str,
-    ram_bandwidth: str,
-) -> ForecastTarget:
-    """Return what to forecast; a plan has room for the longest context and request, and for all streams."""
-    constraints = replace(plan, context=None, concurrency=None).constraints()
-    if constraints.experts is not None and constraints.ubatch is None:
-        constraints = replace(constraints, ubatch=UBATCH)
-    request = work.workload.input_tokens + work.workload.output_tokens if work else 0
-    longest = max((*contexts, request if request > DEFAULT_CONTEXT else 0), default=0)
-    streams = max(work.concurrency, default=0) if work else 0
-    constraints = replace(constraints, context=max(longest, 1024) if longest else None, concurrency=streams or None)
-    return find_target(target, box, settings, constraints=constraints, ram=ram, ram_bandwidth=ram_bandwidth)
+def _with_facts(found: ForecastTarget, facts: Simulation, streams: int, length: int) -> ForecastTarget:
+    """Take cache and acceptance from the user, who knows better than the planner.
+
+    `streams` requests of `length` run, if any: they decide whether to warn of a short cache, not the longest possible.
+    """
+    memory, misfit, warnings = found.memory, found.misfit, found.warnings
+    if facts.kv_tokens is not None:
+        memory, misfit = replace(memory, kv_tokens=facts.kv_tokens), None
+    if streams:
+        of_context = short_cache_warnings(found.deployment, found.memory, streams, found.recipe.context)
+        of_requests = short_cache_warnings(found.deployment, memory, streams, length)
+        warnings = (*(warning for warning in warnings if warning not in of_context), *of_requests)
+    if facts.accept is not None:
+        refuse_if(not 0 <= facts.accept < 1, f"simulation.accept={facts.accept:g} is not a share between 0 and 1")
+        refuse_if(found.recipe.speculate is None, "simulation.accept is for a draft", hint="--speculate eagle3")
+    return replace(found, memory=memory, misfit=misfit, warnings=warnings, accept=facts.accept)
 
 
 def _refuse_unused(mode: Mode, work: WorkloadFile, plan: PlanArgs, *, is_recipe: bool) -> None:
@@ -289,26 +261,19 @@ def _forecast_rows(
     return rows_of.serving_rows(speed, rules, simulated_workloads(work), tiers)
 
 
-def _parse_counts(text: str | None, flag: str, *, many: bool = False) -> tuple[int, ...]:
-    """Parse counts with commas between them; with `many` as token counts (64k)."""
-    if text is None:
-        return ()
-    parse, least = (parse_token_count, 0) if many else (parse_count, 1)
-    found = tuple(parse(flag, part) or 0 for part in flags.split_names(text))
-    wrong = not found or not least <= min(found) <= max(found) <= MAX_CONTEXT
-    refuse_if(wrong, f"{flag}: {text!r} is not a list of counts", hint="write it like 1,8,32")
-    return found
-
-
 def forecast_document(mode: Mode, target: ForecastTarget, rows: list[ForecastRow]) -> Document:
     """Return the forecast under the keys that scripts rely on."""
     kind = RANGES[mode]
     low, high = target.speed.range_factors(kind)
+    warnings = target.warnings
+    if misfit := target.misfit:
+        text = f"{misfit.text}; these speeds are hypothetical"
+        warnings = (PlanWarning(symptom="", text=text, remedy=misfit.remedy, severity="fatal"), *warnings)
     return {
         "simulated": True,
         "mode": mode,
-        "model": target.model.name,
-        "box": target.box.name,
+        "model": target.deployment.model.name,
+        "box": target.deployment.required_box.name,
         "recipe": target.recipe,
         "kv_tokens": target.memory.kv_tokens,
         "tokens_per_step": round(target.speed.tokens_per_step, 3),
@@ -317,12 +282,13 @@ def forecast_document(mode: Mode, target: ForecastTarget, rows: list[ForecastRow
         "basis": target.speed.basis_text(kind),
         "rows": rows,
         "fits": target.misfit is None,
-        "warnings": target.all_warnings,
+        "warnings": warnings,
     }
 
 
-def describe_range(mode: Mode, speed: Speed, rows: list[ForecastRow]) -> str:
+def describe_range(mode: Mode, target: ForecastTarget, rows: list[ForecastRow]) -> str:
     """Return the range of the forecast, the widest if rows have their own, and what it rests on."""
+    speed = target.speed
     prompts = f"; prompts and TTFT {speed.range_text('prompt')}" if mode in ("serving", "stream") else ""
     if not speed.measured:
         return f"forecast, not a measurement: expect {speed.range_text(RANGES[mode])}{prompts}"
@@ -337,31 +303,27 @@ def describe_range(mode: Mode, speed: Speed, rows: list[ForecastRow]) -> str:
 
 
 def forecast_page(
-    mode: Mode, target: ForecastTarget, rows: list[ForecastRow], tiers: Sequence[ForecastRow] = ()
-) -> "RenderableType":
-    """Return title, table, range and warnings for the terminal."""
-    from rich.console import Group
-    from rich.text import Text
-
-    recipe, speed = target.recipe, target.speed
+    mode: Mode, target: ForecastTarget, rows: list[ForecastRow], tiers: Sequence[ForecastRow]
+) -> Iterator[Part]:
+    """Yield title, table, range and warnings for the terminal."""
+    recipe = target.recipe
     words = [engine_display_name(recipe.engine)] + (["community image"] if recipe.runtime.preset else [])
     words += recipe.parallel.labels if recipe.hybrid is None else []
     words += [f"{recipe.kv} cache of {format_count(target.memory.kv_tokens)} tokens"]
     words += [f"{recipe.speculate.method} ×{recipe.speculate.tokens}"] if recipe.speculate else []
-    title = Text.assemble((f"{target.model.title} {target.deployment.checkpoint.label}", "bold"))
-    heads, lines, remark = FORECAST_TABLES[mode](rows)
-    parts: list[RenderableType] = []
     if target.misfit:
         text = f"{target.misfit.text}; {target.misfit.remedy}. These speeds are hypothetical."
-        parts.append(Text.assemble(("fatal: ", "bold red"), text))
-    parts += [title.append(f" on {target.box.name}: {', '.join(words)}"), Text(), make_table(heads, lines)]
-    parts += [Text(remark)] if remark else []
-    if tiers:
-        heads, lines, remark = tier_table(tiers)
-        parts += [Text(), make_table(heads, lines), Text(remark)]
-    parts.append(Text(describe_range(mode, speed, rows), style="dim"))
+        yield [("fatal: ", "bold red"), text]
+    title = f"{target.deployment.model.title} {target.deployment.checkpoint.label}"
+    yield [(title, "bold"), f" on {target.deployment.required_box.name}: {', '.join(words)}"]
+    for heads, lines, remark in (FORECAST_TABLES[mode](rows), *([tier_table(tiers)] if tiers else [])):
+        yield ""
+        yield make_table(heads, lines)
+        if remark:
+            yield remark
+    yield (describe_range(mode, target, rows), "dim")
     if recipe.parallel.nodes > 1:
-        parts.append(Text(describe_network(target.box), style="dim"))
-    known = [warning for warning in target.warnings if warning.severity != "note"]
-    parts += [Text.assemble((f"{warning.severity}: ", "yellow"), warning.text) for warning in known]
-    return Group(*parts)
+        yield (describe_network(target.deployment.required_box), "dim")
+    for warning in target.warnings:
+        if warning.severity != "note":
+            yield [(f"{warning.severity}: ", "yellow"), warning.text]

@@ -1,15 +1,13 @@
 """The flags that constrain a plan, and the deployment that a forecast or a twin is of."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from moebox import codec
 from moebox.checkpoint import planned_checkpoint, resolve_model
 from moebox.cli.flags import parse_count, parse_token_count
-from moebox.core.box import Box
 from moebox.core.deployment import Deployment
-from moebox.core.model import Model
 from moebox.core.plan import Goal, Memory, PlanWarning
 from moebox.core.recipe import Recipe
 from moebox.core.setting import split_setting
@@ -20,11 +18,7 @@ from moebox.planner.choose import choose_plan, search_candidates
 from moebox.planner.constraints import CommonConstraints, Constraints, parse_expert_counts, split_constraints
 from moebox.planner.fit import Misfit, find_misfit
 from moebox.planner.speed import Speed
-from moebox.planner.warnings import known_issues, short_cache_warnings
-from moebox.units import format_count
-
-if TYPE_CHECKING:
-    from moebox.core.workload_file import Simulation
+from moebox.planner.warnings import known_issues
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,22 +80,6 @@ class ForecastTarget:
     accept: float | None = None  # share of draft tokens accepted, if the user knows it
 
     @property
-    def all_warnings(self) -> tuple[PlanWarning, ...]:
-        """The warnings, first that it does not fit."""
-        if self.misfit is None:
-            return self.warnings
-        text = f"{self.misfit.text}; these speeds are hypothetical"
-        return (PlanWarning(symptom="", text=text, remedy=self.misfit.remedy, severity="fatal"), *self.warnings)
-
-    @property
-    def box(self) -> Box:
-        return self.deployment.required_box
-
-    @property
-    def model(self) -> Model:
-        return self.deployment.model
-
-    @property
     def recipe(self) -> Recipe:
         return self.deployment.recipe
 
@@ -126,20 +104,13 @@ def find_target(
     returned even if it does not fit.
     """
     memory = {"planned_for.ram": ram, "planned_for.ram_bandwidth": ram_bandwidth}
-    others = []
-    for text in settings:
-        path, value = split_setting(text)
-        if path in memory:
-            memory[path] = value
-        else:
-            others.append(text)
+    others = [text for text in settings if split_setting(text)[0] not in memory]
+    memory |= {path: value for path, value in map(split_setting, settings) if path in memory}
     ram, ram_bandwidth = memory.values()
     if recipes.is_recipe(name):
         deployment = recipes.load_deployment(name, others)
-        place = recipes.box_for_recipe(deployment.recipe, box, ram=ram, ram_bandwidth=ram_bandwidth)
-        deployment = deployment.on_box(place)
-        check_recipe(deployment)
-        return _describe_deployment(deployment.with_default_context())
+        place = recipes.planned_box(deployment.recipe.planned_for, box, ram=ram, ram_bandwidth=ram_bandwidth)
+        return _describe_deployment(deployment.on_box(place))
     place = recipes.calibrated_box(box, ram=ram, ram_bandwidth=ram_bandwidth)
     model, checkpoints = resolve_model(name)
     constraints, others = split_constraints(others, constraints)
@@ -150,63 +121,22 @@ def find_target(
         candidates = search_candidates(place, model, checkpoints, constraints)[0] if fixed else ()
         if not candidates:
             raise problem from None
-        return _describe_deployment(_change_deployment(candidates[0].deployment, others))  # the simplest recipe
-    deployment = Deployment.from_parts(plan.recipe, model, planned_checkpoint(plan.recipe, checkpoints), place)
-    if others:
-        return _describe_deployment(_change_deployment(deployment, others))
-    return ForecastTarget(deployment=deployment, memory=plan.memory, warnings=plan.warnings)
-
-
-def _change_deployment(deployment: Deployment, settings: Sequence[str]) -> Deployment:
-    changed = recipes.change_deployment(deployment, settings)
-    check_recipe(changed)
-    return changed
+        deployment = candidates[0].deployment  # the simplest recipe
+    else:
+        deployment = Deployment.from_parts(plan.recipe, model, planned_checkpoint(plan.recipe, checkpoints), place)
+        if not others:
+            return ForecastTarget(deployment=deployment, memory=plan.memory, warnings=plan.warnings)
+    return _describe_deployment(recipes.change_deployment(deployment, others))
 
 
 def _describe_deployment(deployment: Deployment) -> ForecastTarget:
-    """Return a deployment with its memory, its known issues, and why it does not fit if it does not."""
-    warnings = tuple(known_issues(deployment))
-    return ForecastTarget(
-        deployment=deployment, memory=memory_budget(deployment), warnings=warnings, misfit=find_misfit(deployment)
-    )
+    """Check a deployment; return it with its memory, its known issues, and why it does not fit if it does not."""
+    check_recipe(deployment)
+    deployment = deployment.with_default_context()
+    warnings, misfit = tuple(known_issues(deployment)), find_misfit(deployment)
+    return ForecastTarget(deployment=deployment, memory=memory_budget(deployment), warnings=warnings, misfit=misfit)
 
 
 def refuse_without_cache(kv_tokens: int) -> None:
     """Raise BadInput if there is no memory for a cache."""
     refuse_if(kv_tokens < 1, "no memory is left for a cache", hint="`moebox plan` shows the memory")
-
-
-def with_cache_warnings(
-    target: ForecastTarget, concurrency: int, length: int, kv_tokens: int | None = None
-) -> ForecastTarget:
-    """Warn of a short cache by the requests that will run, instead of the longest possible ones.
-
-    `kv_tokens`: the cache to assume instead of the planned one.
-    """
-    of_context = short_cache_warnings(target.deployment, target.memory, concurrency, target.recipe.context)
-    others = tuple(warning for warning in target.warnings if warning not in of_context)
-    memory = target.memory if kv_tokens is None else replace(target.memory, kv_tokens=kv_tokens)
-    warnings = short_cache_warnings(target.deployment, memory, concurrency, length)
-    return replace(target, warnings=(*others, *warnings))
-
-
-def with_context_warning(target: ForecastTarget, length: int) -> ForecastTarget:
-    """Add a warning if a forecast is for more tokens than the engine will accept."""
-    limit = target.recipe.context
-    if not 0 < limit < length:
-        return target
-    text = f"{format_count(length)} tokens exceed the recipe's context of {format_count(limit)}"
-    text += ": these speeds are hypothetical"
-    warning = PlanWarning(symptom="", text=text, remedy=f"context = {length}")
-    return replace(target, warnings=(*target.warnings, warning))
-
-
-def with_known_facts(target: ForecastTarget, facts: "Simulation") -> ForecastTarget:
-    """Replace what the user knows better than the planner: cache, acceptance of draft tokens."""
-    if facts.kv_tokens is not None:
-        target = replace(target, memory=replace(target.memory, kv_tokens=facts.kv_tokens), misfit=None)
-    if facts.accept is None:
-        return target
-    refuse_if(not 0 <= facts.accept < 1, f"simulation.accept={facts.accept:g} is not a share between 0 and 1")
-    refuse_if(target.recipe.speculate is None, "simulation.accept is for a draft", hint="--speculate eagle3")
-    return replace(target, accept=facts.accept)

@@ -1,15 +1,13 @@
 """`moebox models`: the catalogue, models that were read from the Hub, and any model on disk."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated
-
-from cyclopts import Parameter
 
 from moebox import codec
 from moebox.checkpoint import ResolvedModel, look_up_model, remote
 from moebox.cli.display import make_grid, make_table
-from moebox.cli.flags import AsJson, Switch
-from moebox.cli.output import print_lines, print_result, stdout_console
+from moebox.cli.flags import All, AsJson
+from moebox.cli.output import Part, print_lines, print_parts, print_result, stdout_console, to_view
+from moebox.core import registry
 from moebox.core.layers import Compressed, FeedForward, Gqa, LayerKind, Layers, Linear, Mamba, Mla
 from moebox.core.model import COMPONENTS, KV_BYTES, Checkpoint, Model
 from moebox.errors import BadInput, refuse_if, refuse_out_of_range
@@ -18,10 +16,6 @@ from moebox.hub.names import RepoName, parse_repo_name
 from moebox.loose import Document
 from moebox.units import format_count, format_gb, format_gib, format_params, format_percent, plural
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.table import Table
-
 WIDE = 96  # columns
 SCREEN_ROWS = 18  # models or lines about one on a terminal of 24 lines, beside headings, notes and the prompt
 MODEL_KEYS = ["name", "title", "repo", "architecture", "released", "context", "layers", "dense_layers", "hidden"]
@@ -29,7 +23,7 @@ CHECKPOINT_KEYS = ["name", "repo", "path", "format", "quant", "shards", "engines
 SIZE_SOURCES = {"computed": "computed", "published": "as published", "read": "read from headers"}
 
 
-def models(*, everything: Annotated[Switch, Parameter(name="--all")] = False, json: AsJson = False) -> int:
+def models(*, everything: All = False, json: AsJson = False) -> int:
     """List the models that moebox knows, newest first.
 
     Args:
@@ -53,21 +47,20 @@ def models(*, everything: Annotated[Switch, Parameter(name="--all")] = False, js
         "kept": list(map(kept_document, remote.kept_models())),
     }
 
-    def show_table() -> None:
+    def show() -> None:
         rows = []
         for each in remote.kept_models():
             name, first = str(RepoName(each.repo, each.revision)), each.checkpoints[0]
             rows.append((name, format_gb(first.total_bytes), first.quant, each.read_on, each.commit[:12]))
         shown = known if everything else known[:SCREEN_ROWS]
-        stdout_console().print(model_table(shown, width=stdout_console().width))
+        print_parts(*model_table(shown, width=stdout_console().width))
         if not everything:
             kept = f", and {plural(len(rows), 'model')} read from the Hub" if rows else ""
-            stdout_console().print(f"{len(known) - len(shown)} older or without a date{kept}: --all")
+            print_parts(f"{len(known) - len(shown)} older or without a date{kept}: --all")
         elif rows:
-            stdout_console().print()
-            stdout_console().print(make_table(("read from the Hub", "size", "format", "on", "commit"), rows))
+            print_parts("", make_table(("read from the Hub", "size", "format", "on", "commit"), rows))
 
-    return print_result(json, document, show_table)
+    return print_result(json, document, show)
 
 
 def add(repo: str, *, json: AsJson = False) -> int:
@@ -85,8 +78,7 @@ def add(repo: str, *, json: AsJson = False) -> int:
     known = kept.resolve(parsed)
 
     def show_row() -> None:
-        stdout_console().print(model_page(known.model, known.checkpoints))
-        print_lines(["", *known.notes])
+        print_parts(*model_page(known.model, known.checkpoints), "", *known.notes)
 
     return print_result(json, kept_document(kept), show_row)
 
@@ -105,7 +97,7 @@ def search(*words: str, limit: int = 20, json: AsJson = False) -> int:
     document = [{"repo": repo, "downloads": downloads, "tags": tags} for repo, downloads, tags in found]
     heads = ("repository", "downloads a month", "format")
     table = make_table(heads, rows, left_columns=heads[:1])
-    return print_result(json, {"repositories": document}, lambda: stdout_console().print(table), good=found)
+    return print_result(json, {"repositories": document}, lambda: print_parts(table), good=found)
 
 
 def kept_document(kept: remote.KeptModel) -> Document:
@@ -115,7 +107,7 @@ def kept_document(kept: remote.KeptModel) -> Document:
     return {**origin, **sizes, "model": model_document(kept.model, kept.checkpoints)}
 
 
-def show(model: str, *, everything: Annotated[Switch, Parameter(name="--all")] = False, json: AsJson = False) -> int:
+def show(model: str, *, everything: All = False, json: AsJson = False) -> int:
     """Show one model: its shape, checkpoints, cache per token and licence.
 
     Args:
@@ -130,10 +122,9 @@ def show(model: str, *, everything: Annotated[Switch, Parameter(name="--all")] =
     else:
         known = look_up_model(model)
     found, checkpoints = known.model, known.checkpoints
-    page = model_page if everything else model_screen
 
     def show_page() -> None:
-        stdout_console().print(page(found, checkpoints))
+        print_parts(*(model_page if everything else model_screen)(found, checkpoints))
         print_lines(f"note: {note}" for note in known.notes)
 
     return print_result(json, {**model_document(found, checkpoints), "notes": known.notes}, show_page)
@@ -174,11 +165,8 @@ def _attention_key(model: Model) -> str:
     return "gqa" if model.gqa else "compressed"
 
 
-def model_table(models: list[ResolvedModel], *, width: int = 80) -> "RenderableType":
+def model_table(models: list[ResolvedModel], *, width: int = 80) -> list[Part]:
     """Return the catalogue, one model a row; the kind of attention only if the terminal is wide enough."""
-    from rich.console import Group
-    from rich.text import Text
-
     figures = {name: text for name, text in FIGURES.items() if width >= WIDE or name != "attention"}
     rows = []
     for known in models:
@@ -190,7 +178,7 @@ def model_table(models: list[ResolvedModel], *, width: int = 80) -> "RenderableT
     ends = ("model", "as published")
     table = make_table((ends[0], *figures, ends[1]), rows, left_columns=ends, gap=1)
     note = "\nKV/token: bytes of bf16 cache. `moebox models show NAME` shows one of them, or a\nfolder or .gguf file."
-    return Group(table, Text(note, style="dim"))
+    return [table, (note, "dim")]
 
 
 def _kind_name(layers: Layers) -> str:
@@ -214,41 +202,24 @@ FIGURES: dict[str, Callable[[Model], str]] = {
 }
 
 
-def model_screen(model: Model, checkpoints: tuple[Checkpoint, ...]) -> "RenderableType":
+def model_screen(model: Model, checkpoints: tuple[Checkpoint, ...]) -> list[Part]:
     """Return one model on a terminal of 24 lines: its shape, and the checkpoints that there is room for."""
-    from rich.console import Group
-    from rich.text import Text
-
     console, shape = stdout_console(), make_grid(_shape_facts(model), gap=2)
     room = SCREEN_ROWS - len(console.render_lines(shape))
     ordered = sorted(checkpoints, key=lambda each: not each.native)
     tables = [checkpoint_table(model, ordered[:count], readers=False) for count in range(1, len(ordered) + 1)]
-    shown = [table for table in tables if len(console.render_lines(table)) <= max(room, 3)]
+    shown = [table for table in tables if len(console.render_lines(to_view(table))) <= max(room, 3)]
     more = f"{plural(len(tables) - len(shown), 'more checkpoint')}, " if len(shown) < len(tables) else ""
-    rest = Text(f"{more}parameters by component, engines: --all", style="dim")
-    return Group(_title_line(model), shape, *shown[-1:], rest)
+    return [_title_line(model), shape, *shown[-1:], (f"{more}parameters by component, engines: --all", "dim")]
 
 
-def _title_line(model: Model) -> "RenderableType":
-    from rich.text import Text
-
-    return Text.assemble((model.title, "bold"), f"  {model.architecture}", f"  {model.repo}" if model.repo else "")
+def _title_line(model: Model) -> Part:
+    return [(model.title, "bold"), f"  {model.architecture}", f"  {model.repo}" if model.repo else ""]
 
 
-def model_page(model: Model, checkpoints: tuple[Checkpoint, ...]) -> "RenderableType":
-    from rich.console import Group
-    from rich.text import Text
-
-    shape = make_grid(_shape_facts(model), gap=2)
-    return Group(
-        _title_line(model),
-        Text(),
-        shape,
-        Text(),
-        component_table(model, checkpoints[:4]),
-        Text(),
-        checkpoint_table(model, checkpoints, readers=True),
-    )
+def model_page(model: Model, checkpoints: tuple[Checkpoint, ...]) -> list[Part]:
+    tables = (component_table(model, checkpoints[:4]), checkpoint_table(model, checkpoints, readers=True))
+    return [_title_line(model), "", make_grid(_shape_facts(model), gap=2), "", tables[0], "", tables[1]]
 
 
 def _shape_facts(model: Model) -> Iterator[tuple[str, str]]:
@@ -292,34 +263,24 @@ def attention_text(kind: LayerKind) -> str:
     return f"GQA: {kind.heads} heads over {kind.kv_heads} KV heads of {kind.head_dim}{window}{selected}"
 
 
-def component_table(model: Model, checkpoints: tuple[Checkpoint, ...]) -> "RenderableType":
+def component_table(model: Model, checkpoints: tuple[Checkpoint, ...]) -> Part:
     """Return parameters by component, and their bytes in each checkpoint."""
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    table.add_column("component")
-    table.add_column("parameters", justify="right")
-    table.add_column("share", justify="right")
-    for checkpoint in checkpoints:
-        head = checkpoint.name if len(checkpoint.name) < 16 else checkpoint.quant
-        table.add_column(head, justify="right", overflow="fold")
     present = set(model.parameters_by_component).union(*(each.bytes_by_component for each in checkpoints))
-    for name in COMPONENTS:
-        if name in present:
-            number = model.parameters_by_component.get(name, 0)
-            sizes = [each.bytes_by_component.get(name) for each in checkpoints]
-            cells = ("none" if size is None else format_gb(size) for size in sizes)
-            share = format_percent(number / model.total_parameters)
-            table.add_row(name.replace("_", " "), format_params(number), share, *cells)
+    rows: list[list[Part]] = []
+    for name in (each for each in COMPONENTS if each in present):
+        number = model.parameters_by_component.get(name, 0)
+        sizes = [each.bytes_by_component.get(name) for each in checkpoints]
+        cells = ("none" if size is None else format_gb(size) for size in sizes)
+        share = format_percent(number / model.total_parameters)
+        rows.append([name.replace("_", " "), format_params(number), share, *cells])
     sums = (format_gb(checkpoint.total_bytes) for checkpoint in checkpoints)
-    table.add_row("total", format_params(model.total_parameters), "", *sums, style="bold")
-    return table
+    rows.append([(text, "bold") for text in ("total", format_params(model.total_parameters), "", *sums)])
+    names = (each.name if len(each.name) < 16 else each.quant for each in checkpoints)
+    return make_table(("component", "parameters", "share", *names), rows, left_columns=("component",))
 
 
-def checkpoint_table(model: Model, checkpoints: Sequence[Checkpoint], *, readers: bool) -> "Table":
+def checkpoint_table(model: Model, checkpoints: Sequence[Checkpoint], *, readers: bool) -> Part:
     """Return the checkpoints: size and place; with `readers` also how the size is known and which engines read them."""
-    from moebox.core import registry
-
     rows = []
     for checkpoint in checkpoints:
         where = str(checkpoint.repo or checkpoint.path or "unknown")
@@ -329,6 +290,5 @@ def checkpoint_table(model: Model, checkpoints: Sequence[Checkpoint], *, readers
             where += f", {source}; {', '.join(checkpoint.engines or all_readers)}"
         name = checkpoint.name + (" (native)" if checkpoint.native and not checkpoint.path else "")
         rows.append((name, format_gb(checkpoint.total_bytes), f"{checkpoint.bits_per_weight(model):.2f}", where))
-    table = make_table(("checkpoint", "size", "bits/w", "where"), rows, left_columns=("checkpoint", "where"))
-    table.columns[-1].no_wrap, table.columns[-1].overflow = False, "fold"
-    return table
+    heads = ("checkpoint", "size", "bits/w", "where")
+    return make_table(heads, rows, left_columns=("checkpoint",), wrapped=("where",))

@@ -1,8 +1,11 @@
 """What every command uses to print: the consoles, JSON on stdout, and files that were asked for."""
 
 import functools
+import os
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from moebox import codec, files
 from moebox.errors import AnswerIsNo, BadInput
@@ -10,11 +13,12 @@ from moebox.escape import escape_invisible, escape_json
 from moebox.redact import hide_known_keys
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from pathlib import Path
-
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
+
+View: TypeAlias = "RenderableType"  # what rich can draw
+# A text as it is, without markup; with a style; a line of such texts; or a view.
+Part: TypeAlias = "str | tuple[str, str] | list[str | tuple[str, str]] | RenderableType"
 
 
 def print_json(document: Any) -> None:
@@ -23,7 +27,7 @@ def print_json(document: Any) -> None:
     sys.stdout.flush()
 
 
-def print_result(json: bool, document: Any, show: "Callable[[], object]", *, good: object = True) -> int:
+def print_result(json: bool, document: Any, show: Callable[[], object], *, good: object = True) -> int:
     """Print a command's result, one JSON document or what `show` prints for users, and return its exit code."""
     if json:
         print_json(document)
@@ -37,19 +41,40 @@ def exit_code(good: object) -> int:
     return 0 if good else AnswerIsNo.exit_code
 
 
-def print_lines(lines: "Iterable[object]", *, stderr: bool = False) -> None:
-    """Print lines as they are: without markup, and without breaking names and paths."""
+def to_view(part: Part) -> View:
+    """Return what rich draws of a part."""
+    from rich.text import Text
+
+    if isinstance(part, str | tuple | list):
+        return Text.assemble(*(part if isinstance(part, list) else [part]))
+    return part
+
+
+def print_parts(*parts: Part, stderr: bool = False) -> None:
+    """Print parts below each other, broken at the width of the terminal."""
+    for part in parts:
+        (stderr_console() if stderr else stdout_console()).print(to_view(part))
+
+
+def print_lines(lines: "Iterable[Part | Path]", *, stderr: bool = False) -> None:
+    """Print lines without breaking names and paths."""
     for line in lines:
-        (stderr_console() if stderr else stdout_console()).print(str(line), markup=False, soft_wrap=True)
+        console = stderr_console() if stderr else stdout_console()
+        console.print(to_view(str(line) if isinstance(line, os.PathLike) else line), soft_wrap=True)
 
 
-def write_file(path: "Path", text: str, *, executable: bool = False) -> None:
+def print_note(line: Part) -> None:
+    """Print a line on stderr."""
+    print_lines([line], stderr=True)
+
+
+def write_file(path: Path, text: str, *, executable: bool = False) -> None:
     """Write a file that was asked for, completely or not at all; BadInput if it cannot be written."""
     with files.report_write_errors(path, error_type=BadInput):
         files.write_atomic(path, hide_known_keys(text), mode=0o755 if executable else 0o644)
 
 
-def check_writable(path: "Path | None", *, shown_as: "Path | None" = None, hint: str | None = None) -> None:
+def check_writable(path: Path | None, *, shown_as: Path | None = None, hint: str | None = None) -> None:
     """Raise BadInput if a file cannot be written, before the work whose result it is for.
 
     `shown_as`: the path to name in the error, if the file only stands for it.

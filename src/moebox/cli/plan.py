@@ -9,9 +9,9 @@ from cyclopts import Parameter
 from moebox import api, codec
 from moebox.cli import plan_view
 from moebox.cli.display import print_assessment
-from moebox.cli.flags import AsJson, OutputPath, Ram, RamBandwidth, Switch, given_flags
+from moebox.cli.flags import All, AsJson, OutputPath, Ram, RamBandwidth, Switch, given_flags
 from moebox.cli.forecast_target import NO_PLAN_ARGS, PlanArgs
-from moebox.cli.output import print_json, stderr_console, stdout_console, write_file
+from moebox.cli.output import print_json, print_note, print_parts, write_file
 from moebox.core.catalogue import known_divergences
 from moebox.core.plan import Goal, Plan
 from moebox.core.setting import flag_words
@@ -35,7 +35,7 @@ def plan(
     args: Annotated[PlanArgs, Parameter(name="*")] = NO_PLAN_ARGS,
     why: Switch = False,
     memory: Switch = False,
-    everything: Annotated[Switch, Parameter(name="--all")] = False,
+    everything: All = False,
     offline: Switch = False,
     output: OutputPath = None,
     json: AsJson = False,
@@ -78,7 +78,7 @@ def plan(
         head = [f"# {chosen.recipe.name}: planned by moebox for {chosen.box}, goal {chosen.goal}."]
         head += [f"# - {line}" for line in chosen.reasons]
         write_file(output, "\n".join(head) + "\n\n" + codec.to_toml(chosen.recipe))
-        stderr_console().print(f"wrote {output}", soft_wrap=True)
+        print_note(f"wrote {output}")
     if json:
         print_json(plan_document(chosen))
         return 0
@@ -87,13 +87,13 @@ def plan(
     command = shlex.join(["moebox", "plan", model, *flag_words(given), "-o", "recipe.toml"])
     steps = plan_view.NextSteps(save=command, saved=output, here=not (box or ram))
     if why:
-        stdout_console().print(plan_view.arithmetic_page(chosen, known.model))
+        print_parts(*plan_view.arithmetic_page(chosen, known.model))
     elif memory:
-        stdout_console().print(plan_view.plan_title(chosen, known.model), "", plan_view.memory_part(chosen), sep="\n")
+        print_parts(plan_view.plan_title(chosen, known.model), "", *plan_view.memory_part(chosen))
     elif everything:
-        stdout_console().print(plan_view.whole_page(chosen, known.model, steps))
+        print_parts(*plan_view.whole_page(chosen, known.model, steps))
     else:
-        print_assessment(plan_view.answer(chosen, known.model, steps, width=stdout_console().width))
+        print_assessment(plan_view.answer(chosen, known.model, steps))
     return 0
 
 

@@ -5,29 +5,23 @@ import re
 import shlex
 import shutil
 import textwrap
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from moebox import engines
 from moebox.assess.assessment import Assessment, AssessmentCell, Tone
 from moebox.checkpoint import deploy
-from moebox.cli.display import CELL_INDENT, make_grid, make_table
-from moebox.cli.plan_quality import quality_part
-from moebox.core.catalogue import find_divergence
+from moebox.cli.display import CELL_INDENT, TONE_MARKS, arrange_speeds, make_grid, make_table
+from moebox.cli.output import Part, stdout_console
+from moebox.core.catalogue import find_divergence, known_divergences
 from moebox.core.model import Component, Model
-from moebox.core.plan import ArithmeticLine, DeviceMemory, Forecast, Plan
+from moebox.core.plan import ArithmeticLine, DeviceMemory, Plan
 from moebox.core.registry import engine_display_name
-from moebox.engines.kv_store import expand_store_folder
 from moebox.engines.reasons import flag_reason
 from moebox.errors import BadInput, ExternalError
 from moebox.planner.rate import comparison_request
 from moebox.units import format_count, format_gib, format_range, format_rate, format_seconds, format_tok_s, plural
-
-if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-    from rich.table import Table
-    from rich.text import Text
 
 # Parts of a bar: name, letter (so that colour carries no meaning), colour, and the components of weights it sums.
 PARTS: tuple[tuple[str, str, str, tuple[Component, ...]], ...] = (
@@ -43,7 +37,6 @@ PARTS: tuple[tuple[str, str, str, tuple[Component, ...]], ...] = (
     ("free", "·", "grey50", ()),
 )
 HEADING = "bold underline"
-MARKS = {"fatal": ("✗", "bold red"), "warning": ("!", "yellow"), "note": ("·", "cyan")}
 SEVERITY_TONES: dict[str, Tone] = {"fatal": "bad", "warning": "warn", "note": "quiet"}
 SHOWN_WARNINGS = 3  # the answer must fit a terminal of 24 lines
 USUAL_CONTEXT = 8192  # tokens; the answer gives the speed near it
@@ -64,10 +57,11 @@ class NextSteps:
         return f"moebox up {shlex.quote(str(self.saved or 'recipe.toml'))}{hosts}"
 
 
-def answer(plan: Plan, model: Model, steps: NextSteps, *, width: int) -> Assessment:
+def answer(plan: Plan, model: Model, steps: NextSteps) -> Assessment:
     """Return what the user asked for, in at most 24 lines of 80 columns; notes have one line each, warnings two."""
-    cells = [AssessmentCell(name="chosen", text=plan_title(plan, model).plain), fit_cell(plan), speed_cell(plan)]
     checkpoint = deploy(plan.recipe).checkpoint
+    title = "".join(text if isinstance(text, str) else text[0] for text in plan_title(plan, model))
+    cells = [AssessmentCell(name="chosen", text=title), fit_cell(plan), speed_cell(plan)]
     if known := find_divergence(checkpoint):
         cells.append(AssessmentCell(name="quality", text=f"{checkpoint.quant}: {known.summary(checkpoint)}"))
     trial = "" if plan.is_reported else "`moebox rehearse` tries the recipe without its weights"
@@ -75,7 +69,7 @@ def answer(plan: Plan, model: Model, steps: NextSteps, *, width: int) -> Assessm
     order = list(SEVERITY_TONES)
     warnings = sorted(plan.warnings, key=lambda warning: order.index(warning.severity))
     for name, warning in zip(("notes", *[""] * (SHOWN_WARNINGS - 1)), warnings, strict=False):
-        room = max(width - CELL_INDENT, 20) * {"note": 1}.get(warning.severity, 2) - 4
+        room = max(stdout_console().width - CELL_INDENT, 20) * {"note": 1}.get(warning.severity, 2) - 4
         text = f"{warning.text} → {warning.remedy}".removesuffix(" → ")
         text = textwrap.shorten(text if len(text) <= room else warning.text, room, placeholder=" …")
         cells.append(AssessmentCell(name=name, text=text, tone=SEVERITY_TONES[warning.severity]))
@@ -111,12 +105,8 @@ def fit_cell(plan: Plan) -> AssessmentCell:
     if not gpus:
         return AssessmentCell(name="fits", text=in_ram, tone=tone, detail=cache)
     fullest = max(gpus, key=lambda device: (device.total - device.free, device.weights_total))
-    parts = {
-        "weights": fullest.weights_total + fullest.draft,
-        "cache": fullest.kv,
-        "other": fullest.activations + fullest.overhead,
-        "free": max(0, fullest.free),
-    }
+    weights, other = fullest.weights_total + fullest.draft, fullest.activations + fullest.overhead
+    parts = {"weights": weights, "cache": fullest.kv, "other": other, "free": max(0, fullest.free)}
     sizes = ", ".join(f"{name} {size / 2**30:.1f}" for name, size in parts.items())
     equal = len({(device.total, part_bytes(device)) for device in gpus}) == 1
     where = f"{'each' if equal else 'fullest'} of {len(gpus)} GPUs" if len(gpus) > 1 else "the GPU"
@@ -140,49 +130,36 @@ def speed_cell(plan: Plan) -> AssessmentCell:
     return AssessmentCell(name="speed", text=", ".join(loads), detail=f"{prompt}; {plan.measured or range_text(plan)}")
 
 
-def whole_page(plan: Plan, model: Model, steps: NextSteps) -> "RenderableType":
-    """Return `--all`: reasons, memory, forecast, alternatives, what was rejected, warnings, commands."""
-    from rich.console import Group
-    from rich.text import Text
-
-    sections: dict[str, RenderableType] = {
-        "why this one": make_grid(("-", Text(line)) for line in plan.reasons),
+def whole_page(plan: Plan, model: Model, steps: NextSteps) -> Iterator[Part]:
+    """Yield `--all`: reasons, memory, forecast, alternatives, what was rejected, warnings, commands."""
+    sections: dict[str, list[Part]] = {
+        "why this one": [make_grid(("-", line) for line in plan.reasons)],
         "memory": memory_part(plan),
         "forecast": forecast_part(plan),
         "alternatives" if plan.alternatives else "throughput": alternatives_part(plan),
         "quality of formats": quality_part(plan),
     }
     if refused := list(plan.refused.items())[:4]:
-        rows = (("-", Text.assemble((name, "bold"), f": {reason}")) for name, reason in refused)
-        sections["rejected"] = make_grid(rows)
-    if plan.warnings:
-        sections["notes"] = warnings_part(plan)
-    sections["next"] = next_part(plan, steps)
-    parts: list[RenderableType] = [plan_title(plan, model)]
-    for name, part in sections.items():
-        parts += [Text(), Text(name, style=HEADING), part]
-    return Group(*parts)
+        sections["rejected"] = [make_grid(("-", [(name, "bold"), f": {reason}"]) for name, reason in refused)]
+    sections |= {"notes": [warnings_part(plan)]} if plan.warnings else {}
+    sections["next"] = [next_part(plan, steps)]
+    yield plan_title(plan, model)
+    for name, parts in sections.items():
+        yield from ("", (name, HEADING), *parts)
 
 
-def warnings_part(plan: Plan) -> "Table":
-    from rich.text import Text
-
+def warnings_part(plan: Plan) -> Part:
     rows = []
     for warning in plan.warnings:
-        mark, style = MARKS[warning.severity]
-        text = Text(warning.text)
-        if warning.remedy:
-            text.append(f"\n→ {warning.remedy}", style="green")
-        if warning.source:
-            text.append(f"\n  {warning.source}", style="dim")
-        rows.append((Text(mark, style=style), text))
+        text: list[str | tuple[str, str]] = [warning.text]
+        text += [(f"\n→ {warning.remedy}", "green")] if warning.remedy else []
+        text += [(f"\n  {warning.source}", "dim")] if warning.source else []
+        rows.append((TONE_MARKS[SEVERITY_TONES[warning.severity]], text))
     return make_grid(rows)
 
 
-def plan_title(plan: Plan, model: Model) -> "Text":
+def plan_title(plan: Plan, model: Model) -> list[str | tuple[str, str]]:
     """Return one line: model, engine, layout, box."""
-    from rich.text import Text
-
     recipe, parallel = plan.recipe, plan.recipe.parallel
     words = [engine_display_name(recipe.engine)]
     words += ["patched community image"] if recipe.runtime.preset else []
@@ -192,8 +169,8 @@ def plan_title(plan: Plan, model: Model) -> "Text":
         words.append(f"{parallel.nodes} nodes by RPC")
     words += [f"{recipe.kv} cache", f"context {format_count(recipe.context)}"]
     words += [f"{recipe.speculate.method} draft"] if recipe.speculate else []
-    line = Text.assemble((f"{model.title} {deploy(recipe).checkpoint.label}", "bold"), " on ", (plan.box, "bold"))
-    return line.append(": " + ", ".join(words))
+    name = f"{model.title} {deploy(recipe).checkpoint.label}"
+    return [(name, "bold"), " on ", (plan.box, "bold"), f": {', '.join(words)}"]
 
 
 def part_bytes(device: DeviceMemory) -> tuple[int, ...]:
@@ -201,33 +178,20 @@ def part_bytes(device: DeviceMemory) -> tuple[int, ...]:
     return (*weights, device.draft, device.kv, device.activations, device.overhead, max(0, device.free))
 
 
-class MemoryBar:
-    """A stacked bar as wide as there is room."""
-
-    def __init__(self, device: DeviceMemory) -> None:
-        self.device = device
-
-    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
-        from rich.text import Text
-
-        width = options.max_width
-        bar, done, shown = Text(no_wrap=True), 0, 0
-        for (_, letter, colour, _), size in zip(PARTS, part_bytes(self.device), strict=True):
-            done += size
-            edge = round(width * done / max(self.device.total, 1))
-            cells = max(0, min(edge, width) - shown)
-            bar.append(letter * cells, style=f"black on {colour}")
-            shown += cells
-        yield bar
+def memory_bar(device: DeviceMemory, width: int) -> list[str | tuple[str, str]]:
+    """Return a stacked bar of `width` cells."""
+    bar: list[str | tuple[str, str]] = []
+    done = shown = 0
+    for (_, letter, colour, _), size in zip(PARTS, part_bytes(device), strict=True):
+        done += size
+        cells = max(0, min(round(width * done / max(device.total, 1)), width) - shown)
+        bar.append((letter * cells, f"black on {colour}"))
+        shown += cells
+    return bar
 
 
-def memory_part(plan: Plan) -> "RenderableType":
+def memory_part(plan: Plan) -> list[Part]:
     """Return a bar for each group of devices with equal budgets, the figures, and what the cache holds."""
-    from rich.console import Group
-    from rich.padding import Padding
-    from rich.table import Table
-    from rich.text import Text
-
     present = [device for device in plan.memory.devices if device.total or device.device != "ram"]
     groups: dict[str, DeviceMemory] = {}  # "gpu0-7" -> the budget of each; RAM is never grouped with a GPU
     for _, members in itertools.groupby(
@@ -235,23 +199,19 @@ def memory_part(plan: Plan) -> "RenderableType":
     ):
         first, *rest = members
         groups[f"{first.device}-{rest[-1].device.removeprefix('gpu')}" if rest else first.device] = first
-    bars = Table.grid(padding=(0, 1), expand=True)
-    bars.add_column(no_wrap=True)
-    bars.add_column(ratio=1)
-    bars.add_column(no_wrap=True, justify="right")
-    for name, device in groups.items():
-        bars.add_row(name, MemoryBar(device), format_gib(device.total))
-    figures = Table("", "GiB", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in groups:
-        figures.add_column(name, justify="right")
+    sizes = {name: format_gib(device.total) for name, device in groups.items()}
+    longest = max(map(len, sizes.values()))
+    width = stdout_console().width - max(map(len, sizes)) - longest - 2
+    bars = make_grid((name, memory_bar(groups[name], width), f"{size:>{longest}}") for name, size in sizes.items())
+    figures: list[list[Part]] = []
     for index, (part, letter, colour, _) in enumerate(PARTS):
-        sizes = [part_bytes(device)[index] for device in groups.values()]
-        if any(sizes):
-            cells = [f"{size / 2**30:,.2f}" if size else "0" for size in sizes]
-            figures.add_row(Text(letter, style=f"black on {colour}"), part, *cells)
-    cache = Text(f"\n{cache_text(plan)}; {plan.memory.kv_bytes_per_token:,} bytes a token")
-    cache.append(f"\n{plan.tiers}" if plan.tiers else "")
-    return Group(bars, Padding(figures, (1, 0, 0, 2)), cache)
+        shares = [part_bytes(device)[index] for device in groups.values()]
+        if any(shares):
+            cells = [f"{size / 2**30:,.2f}" if size else "0" for size in shares]
+            figures.append([(letter, f"black on {colour}"), part, *cells])
+    table = make_table(("", "GiB", *groups), figures, left_columns=("", "GiB"))
+    cache = f"{cache_text(plan)}; {plan.memory.kv_bytes_per_token:,} bytes a token"
+    return [bars, "", table, "", cache, *[plan.tiers] * bool(plan.tiers)]
 
 
 def cache_text(plan: Plan) -> str:
@@ -265,24 +225,12 @@ def cache_text(plan: Plan) -> str:
     return text
 
 
-def forecast_part(plan: Plan) -> "RenderableType":
+def forecast_part(plan: Plan) -> list[Part]:
     """Return the decode speed by context and concurrency with its range, and the time to read a prompt."""
-    from rich.console import Group
-    from rich.text import Text
-
-    streams = sorted({row.concurrency for row in plan.forecast})
-    by_context: dict[int, dict[int, Forecast]] = {}
-    for row in sorted(plan.forecast, key=lambda row: row.context):
-        by_context.setdefault(row.context, {})[row.concurrency] = row
-    lines = []
-    for context, cells in by_context.items():
-        first = next(iter(cells.values()))
-        rates = (
-            format_tok_s(cells[number].decode_tok_s).removesuffix(" tok/s") if number in cells else "-"
-            for number in streams
-        )
-        prompt = (format_seconds(first.ttft_s), format_count(first.prefill_tok_s))
-        lines.append((format_count(context), *rates, *prompt))
+    rates = {(row.context, row.concurrency): _bare_rate(row.decode_tok_s) for row in plan.forecast}
+    streams, rows = arrange_speeds(rates)
+    prompts = {row.context: (format_seconds(row.ttft_s), format_count(row.prefill_tok_s)) for row in plan.forecast}
+    lines = [(*row, *prompts[context]) for row, context in zip(rows, sorted(prompts), strict=True)]
     heads = [f"{number} stream" if number == 1 else str(number) for number in streams]
     table = make_table(("context", *heads, "prompt read in", "at tok/s"), lines)
     notes = [f"decode tok/s of all streams; {range_text(plan)}"]
@@ -290,9 +238,13 @@ def forecast_part(plan: Plan) -> "RenderableType":
     if row.prefill_tok_s:
         low, high = (edge / row.prefill_tok_s - 1 for edge in (row.prefill_low_tok_s, row.prefill_high_tok_s))
         notes.append(f"prompts: expect {low:+.0%} to {high:+.0%}" + f" ({plan.prompt_basis})" * bool(plan.prompt_basis))
-    if any(len(cells) < len(streams) for cells in by_context.values()):
+    if len(rates) < len(streams) * len(rows):
         notes.append("-: more than the cache or max_seqs holds at once")
-    return Group(table, *(Text(note, style="dim") for note in notes))
+    return [table, *((note, "dim") for note in notes)]
+
+
+def _bare_rate(tok_s: float) -> str:
+    return format_tok_s(tok_s).removesuffix(" tok/s")
 
 
 def range_text(plan: Plan) -> str:
@@ -306,42 +258,47 @@ def range_text(plan: Plan) -> str:
     return f"expect {low:+.0%} to {high:+.0%} ({plan.basis})"
 
 
-def alternatives_part(plan: Plan) -> "RenderableType":
+def alternatives_part(plan: Plan) -> list[Part]:
     """Return this plan's throughput, and the alternatives with what they would change."""
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("instead", ratio=3)
-    table.add_column("answers", justify="right", no_wrap=True)
-    table.add_column("cache", justify="right", no_wrap=True)
-    table.add_column("why not", ratio=4)
-    rows = [("(this plan)", plan.answer_tok_s, plan.memory.kv_tokens, "")]
-    rows += [(other.title, other.answer_tok_s, other.kv_tokens, other.loses) for other in plan.alternatives]
-    for title, answers, cache, loses in rows:
-        table.add_row(Text(title), format_tok_s(answers).removesuffix(" tok/s"), format_count(cache), Text(loses))
+    rows = [("(this plan)", _bare_rate(plan.answer_tok_s), format_count(plan.memory.kv_tokens), "")]
+    rows += [
+        (other.title, _bare_rate(other.answer_tok_s), format_count(other.kv_tokens), other.loses)
+        for other in plan.alternatives
+    ]
+    table = make_table(("instead", "answers", "cache", "why not"), rows, wrapped=("instead", "why not"))
     prompt, answer = map(format_count, comparison_request(plan.recipe.context))
     note = f"answers: output tok/s, {prompt} in / {answer} out, as many requests as the goal needs and the cache holds"
-    return Group(table, Text(note, style="dim"))
+    return [table, (note, "dim")]
 
 
-def next_part(plan: Plan, steps: NextSteps) -> "RenderableType":
+def quality_part(plan: Plan) -> list[Part]:
+    """Return published distances of the model's formats from the original weights; the others are unknown."""
+    checkpoint = deploy(plan.recipe).checkpoint
+    parts: list[Part] = []
+    if not find_divergence(checkpoint):
+        known = "the format that the makers published" if checkpoint.native else "unknown; `moebox quality` measures it"
+        parts.append(f"{checkpoint.quant}: {known}")
+    lines, notes = [], []
+    for row in known_divergences(checkpoint.model):
+        kl, ratio = (f"{value:.4f}" if value is not None else "" for value in (row.kl, row.perplexity))
+        lines.append((row.format, kl, ratio, row.against))
+        notes.append((f"{row.repo}: {row.text}; {row.source} ({row.date})", "dim"))
+    parts += [make_table(("format", "KL in nats", "perplexity x", "against"), lines)] if lines else []
+    return [*parts, *dict.fromkeys(notes)]
+
+
+def next_part(plan: Plan, steps: NextSteps) -> Part:
     """Return the commands to type next, and what they run."""
-    from rich.text import Text
-
-    deployment = deploy(expand_store_folder(plan.recipe))
+    deployment = deploy(plan.recipe.with_store_here())
     lines = [] if steps.saved else [steps.save]
     if not (plan.recipe.parallel.nodes > 1 and deployment.engine.worker_programs):
         lines.append(f"moebox render {shlex.quote(str(steps.saved or 'recipe.toml'))} --as script")
     lines.append(steps.up_command(plan))
     launch = engines.build_launch(deployment)
     argv = engines.launch_command(deployment, launch, home=str(Path.home()))
-    table = make_grid(("$", Text(line)) for line in lines)
     refusal = start_refusal(plan, here=steps.here)
     text = f"which refuses: {refusal}" if refusal else f"which runs: {engines.shell_text(launch, argv)}"
-    table.add_row("", Text(text, style="dim", overflow="fold"))
-    return table
+    return make_grid([*(("$", line) for line in lines), ("", (text, "dim"))])
 
 
 def start_refusal(plan: Plan, *, here: bool) -> str:
@@ -363,28 +320,21 @@ def start_refusal(plan: Plan, *, here: bool) -> str:
     return ""
 
 
-def arithmetic_page(plan: Plan, model: Model) -> "RenderableType":
-    """Return `--why`: every line with its formula, value and source; every flag with its reason; the warnings."""
-    from rich.console import Group
-    from rich.text import Text
-
+def arithmetic_page(plan: Plan, model: Model) -> Iterator[Part]:
+    """Yield `--why`: every line with its formula, value and source; every flag with its reason; the warnings."""
     rows, last = [], ""
     for line in plan.why:
-        text = Text(f"{line.formula} = " if line.formula else "").append(value_text(line), style="bold")
-        if line.source and line.source != last:
-            text.append(f"\n{line.source}", style="dim")
+        text: list[str | tuple[str, str]] = [f"{line.formula} = " * bool(line.formula), (value_text(line), "bold")]
+        text += [(f"\n{line.source}", "dim")] if line.source and line.source != last else []
         last = line.source
-        rows.append((Text(line.what), text))
+        rows.append((line.what, text))
     deployment = deploy(plan.recipe)
     words = engines.load_engine(plan.recipe.engine).arguments(deployment)
-    flags = [
-        (Text(" ".join(word), overflow="fold"), Text(flag_reason(deployment, word), style="dim")) for word in words
-    ]
-    arithmetic = (Text("arithmetic", style=HEADING), make_grid(rows, gap=2), Text())
-    parts: list[RenderableType] = [plan_title(plan, model), Text()]
-    parts += [*arithmetic, Text("flags", style=HEADING), make_grid(flags, gap=2)]
-    parts += [Text(), Text("notes", style=HEADING), warnings_part(plan)] if plan.warnings else []
-    return Group(*parts)
+    flags = make_grid(((" ".join(word), (flag_reason(deployment, word), "dim")) for word in words), gap=2)
+    yield from (plan_title(plan, model), "", ("arithmetic", HEADING), make_grid(rows, gap=2))
+    yield from ("", ("flags", HEADING), flags)
+    if plan.warnings:
+        yield from ("", ("notes", HEADING), warnings_part(plan))
 
 
 def value_text(line: ArithmeticLine) -> str:

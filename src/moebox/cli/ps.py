@@ -1,8 +1,11 @@
 """`moebox ps`, `moebox down` and `moebox logs`: list the engines that moebox started, stop them, print their logs."""
 
+import os
 import re
 import sys
 import time
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,15 +13,14 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from moebox import files
-from moebox.cli.flags import AsJson
-from moebox.cli.output import print_lines, print_result, stdout_console
+from moebox.cli.flags import All, AsJson
+from moebox.cli.output import print_lines, print_note, print_parts, print_result
 from moebox.errors import BadInput, refuse_if
 from moebox.escape import escape_invisible
+from moebox.loose import Document
 from moebox.units import format_gib, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from moebox.core.box import GpuProcess
 
 
@@ -45,7 +47,7 @@ def restore_interrupted() -> None:
     if (files.moebox_state() / "upgrades").is_dir():
         from moebox.flows.switch import recover_upgrades
 
-        names = recover_upgrades(lambda text: print_lines([text], stderr=True))
+        names = recover_upgrades(print_note)
         print_lines([f"an upgrade of {name} was interrupted; its endpoint was restored" for name in names], stderr=True)
 
 
@@ -80,15 +82,10 @@ def list_engines() -> list[EngineRow]:
     orphans, containers = state.orphan_processes(), list_containers()
     rows = []
     for instance in state.list_instances():
-        guard = instance.guard_state
-        new_row = EngineRow(
-            **{name: getattr(instance, name) for name in SHARED},
-            pid=guard.engine or None,
-            code=guard.code,
-            lost_log_bytes=guard.lost_bytes,
-            left=tuple(orphans.pop(instance.id, ())),
-        )
-        rows.append(new_row)
+        guard, left = instance.guard_state, tuple(orphans.pop(instance.id, ()))
+        own = {name: getattr(instance, name) for name in SHARED}
+        lost = guard.lost_bytes
+        rows.append(EngineRow(**own, pid=guard.engine or None, code=guard.code, lost_log_bytes=lost, left=left))
         if instance.is_alive:
             containers.pop(instance.id, None)
     for name in sorted({*orphans, *containers}):
@@ -123,13 +120,7 @@ def _engine_lines(row: EngineRow) -> list[str]:
     return lines
 
 
-def down(
-    name: str | None = None,
-    /,
-    *,
-    all_: Annotated[bool, Parameter(name="--all", negative=())] = False,
-    json: AsJson = False,
-) -> int:
+def down(name: str | None = None, /, *, all_: All = False, json: AsJson = False) -> int:
     """Stop an engine: SIGINT, SIGTERM, then SIGKILL, each after a while; its orphaned processes are ended too.
 
     Args:
@@ -148,9 +139,8 @@ def down(
     services = stop_services(*(state.held_services() if is_any else [name or ""]))
     if not all_:
         instances = [] if chosen or services else [state.find_instance(name)]
-    stopped: list[dict[str, object]] = [
-        {"id": service, "was": "a service between two starts", "signals": ["SIGTERM"]} for service in services
-    ]
+    between = {"was": "a service between two starts", "signals": ["SIGTERM"]}
+    stopped: list[Document] = [{"id": service, **between} for service in services]
     stopped += [{"id": each.id, "was": each.status, "signals": stop_instance(each)} for each in instances]
     for orphan in chosen:
         containers = list_containers()
@@ -159,7 +149,7 @@ def down(
         signals = ["SIGKILL"] if kill_orphans(orphan) else []
         stopped.append({"id": orphan, "was": "left behind", "signals": signals})
     lines = [f"{row['id']}: {row['was']}, now stopped" for row in stopped] or ["nothing was running"]
-    return print_result(json, {"stopped": stopped}, lambda: stdout_console().print("\n".join(lines), markup=False))
+    return print_result(json, {"stopped": stopped}, lambda: print_parts(*lines))
 
 
 COLOURS = re.compile(r"\x1b\[[\d;]*m")  # engines colour their logs; left out rather than escaped
@@ -221,17 +211,10 @@ def print_bytes(data: bytes) -> None:
 
 
 def last_lines_offset(path: Path, wanted: int) -> int:
-    """Return where the last `wanted` lines begin, reading backwards a block at a time."""
+    """Return where the last `wanted` lines begin."""
     try:
-        size = path.stat().st_size
+        with open(path, "rb") as file:  # a piece of a log, which is not large
+            last = deque(file, maxlen=wanted)
+            return file.seek(0, os.SEEK_CUR) - sum(map(len, last))
     except FileNotFoundError:
         return 0
-    if not wanted:
-        return size
-    with open(path, "rb") as file:
-        at, block = size, b""
-        while at > 0 and block[:-1].count(b"\n") < wanted:  # the last line's own end does not count
-            before, at = at, max(0, at - BLOCK)
-            file.seek(at)
-            block = file.read(before - at) + block
-    return size - sum(map(len, block.splitlines(keepends=True)[-wanted:]))

@@ -5,13 +5,12 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from moebox.checkpoint import deploy
 from moebox.cli import flags
 from moebox.cli.display import WaitingLine, make_table
 from moebox.cli.flags import AsJson, Settings, Switch
-from moebox.cli.output import print_lines, print_result, stdout_console
+from moebox.cli.output import Part, print_lines, print_note, print_parts, print_result
 from moebox.cli.signals import interrupt_message
 from moebox.core.calibration import Calibration
 from moebox.core.setting import split_settings
@@ -19,11 +18,9 @@ from moebox.errors import AnswerIsNo, refuse_if
 from moebox.loose import Document
 from moebox.report.calibration import depths_text, error_text, full_depth, is_solved, step_times
 from moebox.serve.where import NodeSettings
+from moebox.store import Run
 from moebox.store import calibrations as store
 from moebox.units import format_count, format_gib, format_seconds
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 DEFAULT_BUDGET = "10m"  # of --measure
 
@@ -59,19 +56,15 @@ def rehearse(
     from moebox.flows import recipes
     from moebox.flows import rehearse as flow
     from moebox.flows.calibrate import calibrate
-    from moebox.report.calibration import full_depth
     from moebox.serve.faults import LaunchFailed
     from moebox.serve.order import require_engine
-    from moebox.store import Run
 
     starting, others = split_settings(NodeSettings(), settings)
+    patience_s = starting.patience_s
     deployment = recipes.load_deployment(recipe, others)
     chosen = deployment.recipe
     budget_s = flags.parse_duration("--budget", budget or DEFAULT_BUDGET)
-    words = flags.split_names(layers)
-    wrong = f"--layers {layers}: must be a number of layers, or two with --measure, such as 4,8"
-    refuse_if(not all(map(str.isdigit, words)), wrong)
-    depths = flags.parse_numbers(words, int, lambda depth: depth > 0, not_numbers=wrong)
+    depths = flags.parse_counts("--layers", layers, like="4,8")
     refuse_if(measure and phantom, "--measure needs the real model's shapes; leave --phantom out")
     if not measure:
         flags.refuse_without("--measure", budget=budget)
@@ -87,18 +80,13 @@ def rehearse(
             waiting = WaitingLine(f"measuring {chosen.name}", key, limit_s=budget_s)
             with interrupt_message(f"what was measured is in {run.path}"), waiting:
                 calibration = calibrate(
-                    chosen,
-                    run,
-                    layers=depths,
-                    budget_s=budget_s,
-                    patience_s=starting.patience_s,
-                    notify=lambda line: print_lines([line], stderr=True),
+                    chosen, run, layers=depths, budget_s=budget_s, notify=print_note, patience_s=patience_s
                 )
         else:
             kept = depths[0] if depths else 0
             with StartupPhases(f"rehearse {chosen.engine} {chosen.model} {kept or ''} {phantom}") as phases:
                 rehearsal = flow.rehearse(
-                    deploy(chosen), run, layers=kept, phantom=phantom, patience_s=starting.patience_s, listener=phases
+                    deploy(chosen), run, layers=kept, phantom=phantom, listener=phases, patience_s=patience_s
                 )
     except LaunchFailed as problem:
         raise AnswerIsNo(problem.message, hint=problem.hint) from None
@@ -106,12 +94,8 @@ def rehearse(
         more = {"run": str(run.path), "notes": calibration.notes, "unseen": calibration.unseen}
         lines = [f"\n{full_depth(calibration).text}", *(f"  not measured: {line}" for line in calibration.unseen)]
         lines.append(f"kept as {calibration.id}; plan and forecast use it")
-
-        def show() -> None:
-            stdout_console().print(step_table(calibration))
-            print_lines(lines)
-
-        return print_result(json, calibration_summary(calibration) | more, show)
+        document = calibration_summary(calibration) | more
+        return print_result(json, document, lambda: print_lines([step_table(calibration), *lines]))
     about = {"recipe": chosen.name, "engine": chosen.engine, "layers": rehearsal.layers, "verdict": "pass"}
     about |= {"steps": rehearsal.steps, "facts": rehearsal.facts, "not_rehearsed": rehearsal.not_rehearsed}
     lines = []
@@ -127,16 +111,14 @@ def calibrations(*, json: AsJson = False) -> int:
     stored = store.stored_calibrations()
 
     def show() -> None:
-        from rich.table import Table
-
         print_lines((f"warning: {line}" for line in stored.unreadable), stderr=True)
-        if not stored.calibrations:
-            print_lines(["none yet: `moebox rehearse RECIPE --measure` makes one"])
-            return
-        table = Table("id", "box", "layers from", "error", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for found in stored.calibrations:
-            table.add_row(found.id, found.place.text, f"{found.layers} from {depths_text(found)}", error_text(found))
-        stdout_console().print(table)
+        rows = [
+            (found.id, found.place.text, f"{found.layers} from {depths_text(found)}", error_text(found))
+            for found in stored.calibrations
+        ]
+        heads = ("id", "box", "layers from", "error")
+        table = make_table(heads, rows, wrapped=heads)
+        print_parts(table if rows else "none yet: `moebox rehearse RECIPE --measure` makes one")
 
     document = {"calibrations": [*map(calibration_summary, stored.calibrations)], "unreadable": stored.unreadable}
     return print_result(json, document, show)
@@ -153,19 +135,18 @@ def show(name: str, *, json: AsJson = False) -> int:
 
 
 def _print_calibration(found: Calibration) -> None:
-    lines = [found.id, f"  {found.model}, {found.quant}, {found.engine} {found.version}"]
+    lines: list[Part] = [found.id, f"  {found.model}, {found.quant}, {found.engine} {found.version}"]
     lines.append(f"  {found.place.text}; {found.layout.text}; measured {found.date}")
     for boot in found.boots:
         parts = [f"{boot.layers} layers", f"started in {format_seconds(boot.startup_s)}"]
         parts += [f"weights {format_gib(boot.weights_bytes)}"] if boot.weights_bytes else []
         parts += [f"cache {format_count(boot.cache_tokens)} tokens"] if boot.cache_tokens else []
         lines.append(f"  boot: {', '.join(parts)}")
-    print_lines(lines)
     if is_solved(found):
-        stdout_console().print(step_table(found))
+        lines.append(step_table(found))
         if tokens := full_depth(found).cache_tokens:
-            print_lines([f"  cache of {found.layers} layers: {format_count(tokens)} tokens"])
-    print_lines(f"  {line}" for line in (*found.notes, *(f"not measured: {line}" for line in found.unseen)))
+            lines.append(f"  cache of {found.layers} layers: {format_count(tokens)} tokens")
+    print_lines([*lines, *(f"  {line}" for line in found.notes), *(f"  not measured: {line}" for line in found.unseen)])
 
 
 def remove(name: str, *, json: AsJson = False) -> int:
@@ -175,7 +156,7 @@ def remove(name: str, *, json: AsJson = False) -> int:
         name: Its id, or the beginning of it.
     """
     found = store.remove_calibration(name)
-    return print_result(json, {"removed": found.id}, lambda: print_lines([f"removed {found.id}"], stderr=True))
+    return print_result(json, {"removed": found.id}, lambda: print_note(f"removed {found.id}"))
 
 
 def export(name: str, path: Path, *, json: AsJson = False) -> int:
@@ -188,7 +169,7 @@ def export(name: str, path: Path, *, json: AsJson = False) -> int:
     found = store.find_calibration(name)
     store.write_calibration(found, path)
     document = {"exported": found.id, "path": str(path)}
-    return print_result(json, document, lambda: print_lines([f"wrote {path}"], stderr=True))
+    return print_result(json, document, lambda: print_note(f"wrote {path}"))
 
 
 def import_(path: Path, *, json: AsJson = False) -> int:
@@ -202,7 +183,7 @@ def import_(path: Path, *, json: AsJson = False) -> int:
     refuse_if(not is_solved(found), unsolved, hint="export it after a finished rehearsal")
     store.store_calibration(replace(found, imported=path.name))
     line = f"imported {found.id}: {found.place.text}, {found.layout.text}"
-    return print_result(json, {"imported": found.id}, lambda: print_lines([line], stderr=True))
+    return print_result(json, {"imported": found.id}, lambda: print_note(line))
 
 
 def calibration_summary(calibration: Calibration) -> Document:
@@ -216,12 +197,12 @@ def calibration_summary(calibration: Calibration) -> Document:
     }
 
 
-def step_table(calibration: Calibration) -> "Table":
+def step_table(calibration: Calibration) -> Part:
     """Return the steps of the whole model at the measured loads."""
     rows = []
     for step in step_times(calibration):
         rate = f"{step.tok_s:,.1f}" if step.kind == "decode" else f"{step.tok_s:,.0f}"
         rows.append((step.kind, str(step.streams), format_count(step.tokens), format_seconds(step.seconds), rate))
     table = make_table(("", "streams", "context", "step", "tok/s"), rows, left_columns=("",))
-    table.title, table.title_justify, table.padding = f"{calibration.layers} layers", "left", (0, 2, 0, 2)
+    table.title, table.title_justify = f"{calibration.layers} layers", "left"
     return table

@@ -9,9 +9,8 @@ from moebox import api
 from moebox import render as rendering
 from moebox.checkpoint import deploy
 from moebox.cli.flags import AsJson, OutputPath, Switch
-from moebox.cli.output import print_result, write_file
+from moebox.cli.output import print_lines, print_note, print_result, write_file
 from moebox.engines import find_refusals
-from moebox.escape import printable_line
 from moebox.flows import recipes
 
 
@@ -40,14 +39,12 @@ def render(
         for name, text in files.items():
             executable = file_format in rendering.EXECUTABLE_FORMATS
             write_file(output / name if name else output, text, executable=executable)
-        print(printable_line(f"wrote {output}"), file=sys.stderr)
+        print_note(f"wrote {output}")
 
     def show() -> None:
         for name, text in () if output else files.items():
             sys.stdout.write(f"# ==> {name} <==\n{text}" if name else text)
-        for warning in warnings:
-            remedy = f" ({warning.remedy})" if warning.remedy else ""
-            print(printable_line(f"{warning.severity}: {warning.text}{remedy}"), file=sys.stderr)
+        print_lines((f"{warning.severity}: {warning.text_with_remedy}" for warning in warnings), stderr=True)
 
     texts = {"text": files[""]} if "" in files else {"files": files}
     about = {"form": file_format, **texts, "output": str(output) if output else None, "warnings": warnings}

@@ -3,29 +3,27 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from moebox import codec
+from moebox.checkpoint import resolve_model
 from moebox.cli import flags
-from moebox.cli.display import LiveDisplay, print_assessment
+from moebox.cli.display import VERDICT_MARKS, LiveDisplay, make_grid, make_group, print_assessment
 from moebox.cli.flags import AsJson, Names, Ram, RamBandwidth, Switch
-from moebox.cli.output import confirm, exit_code, print_json, print_lines, stderr_console, stdout_console
+from moebox.cli.output import Part, View, confirm, exit_code, print_json, print_lines, print_note, stdout_console
 from moebox.cli.signals import interrupt_message
 from moebox.core.pipeline import STEPS, Pipeline, RunRequest, display_state
 from moebox.core.setting import Effort
 from moebox.core.traits import LAST_PORT
 from moebox.errors import refuse_if, refuse_out_of_range
+from moebox.escape import clip_text
 from moebox.flows import pipeline as pipelines
 from moebox.flows import recipes
 from moebox.store import Run
 from moebox.units import format_seconds, format_tok_s
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
 MAX_STREAMS = 65_536
-STEP_MARKS = {"waiting": "·", "done": "✓", "failed": "✗", "skipped": "–"}
-STEP_STYLES = {"waiting": "dim", "done": "green", "failed": "bold red", "skipped": "dim", "running": "bold"}
+STEP_MARKS = {"waiting": ("·", "dim"), "done": ("✓", "green"), "failed": ("✗", "bold red"), "skipped": ("–", "dim")}
 STEP_TEXTS = {
     "plan": "what fits, how, how fast",
     "doctor": "known problems of this machine",
@@ -39,7 +37,6 @@ STEP_TEXTS = {
 }
 SHORTEST_SHOWN_S = 2.0  # steps that take less are not announced with their duration
 MOST_LINES = 7  # of the running step: with nine steps the table has 20 lines
-CHECK_MARKS = {"pass": "✓", "warn": "!", "fail": "✗", "skip": "–"}
 
 
 def run(
@@ -94,13 +91,7 @@ def run(
         with pipelines.raise_disk_full(folder):
             pipeline = pipelines.resume_pipeline(folder, until=until or None)  # type: ignore[arg-type]
     else:
-        streams = flags.parse_numbers(
-            concurrency.split(",") if concurrency else (),
-            int,
-            lambda count: 1 <= count <= MAX_STREAMS,
-            not_numbers=f"--concurrency {concurrency!r}: write it like 1,8,32",
-            out_of_range=f"--concurrency {concurrency}: each is from 1 to {MAX_STREAMS:,}",
-        )
+        streams = flags.parse_counts("--concurrency", concurrency, most=MAX_STREAMS)
         request = RunRequest(
             model="" if recipes.is_phantom(model) else model,
             recipe=str(Path(recipe).resolve()) if Path(recipe).is_file() else recipe,
@@ -136,8 +127,8 @@ def run(
         serving = isinstance(live, EngineSession) and live.is_alive
         print_summary(folder, ended, serving=serving)
         if isinstance(live, EngineSession) and serving:
-            print_lines([f"endpoint  {live.endpoint.base_url}  model {live.endpoint.model}"])
-            print_lines([f"stop      moebox down {live.instance.id}"])
+            line = f"endpoint  {live.endpoint.base_url}  model {live.endpoint.model}"
+            print_lines([line, f"stop      moebox down {live.instance.id}"])
         elif not ended.simulated:
             print_lines(["keep      `moebox run --keep` keeps the engine running at the end"])
     return exit_code(not any(display_state(step.state, step.figures) == "failed" for step in ended.steps))
@@ -145,8 +136,6 @@ def run(
 
 def check_request(request: RunRequest) -> None:
     """Raise BadInput for names that do not exist and flags that contradict each other, before a run folder is made."""
-    from moebox.checkpoint import resolve_model
-
     pipelines.check_step_names([request.until, *request.skip])
     refuse_out_of_range("--port", request.port, 0, LAST_PORT)
     refuse_if(request.model and request.recipe, f"--recipe names its model: it does not take {request.model}")
@@ -168,7 +157,7 @@ def check_request(request: RunRequest) -> None:
 def ask_user(question: str) -> bool:
     """Ask the user; without a terminal the answer is no."""
     if not sys.stdin.isatty():
-        stderr_console().print(f"{question} Not a terminal, so the answer is no; `--yes` continues.")
+        print_note(f"{question} Not a terminal, so the answer is no; `--yes` continues.")
         return False
     return confirm(question)
 
@@ -181,35 +170,29 @@ def print_summary(folder: Run, pipeline: Pipeline, *, serving: bool) -> None:
 
     print_lines([""])
     print_assessment(assess_run(with_forecast(read_run(folder)), serving=serving))
-    if pipeline.step("report").state == "done":
-        print_lines([f"\nreport    {folder.path / pipelines.REPORT}"])
-    print_lines([f"recipe    {folder.path / 'recipe.toml'}"])
+    lines = [f"\nreport    {folder.path / pipelines.REPORT}"] * (pipeline.step("report").state == "done")
+    print_lines([*lines, f"recipe    {folder.path / 'recipe.toml'}"])
 
 
 class RunView(LiveDisplay):
     """Shows the pipeline: a live table on a terminal, a line for each step elsewhere."""
 
     def __init__(self, pipeline: Pipeline, run: Run, *, now: Callable[[], float], quiet: bool) -> None:
-        self.run, self.now, self.quiet = run, now, quiet
+        self.run, self.now, self.quiet, self.console = run, now, quiet, stdout_console()
         self.expected = pipelines.expected_step_seconds(run)
         self.steps = {step.name: step for step in pipeline.steps}
         self.request, self.simulated = pipeline.request, pipeline.simulated
         self.started: dict[str, float] = {}
         self.lines: list[str] = []  # of the running step
-        self.spinner: RenderableType = ""
 
     def __enter__(self) -> Self:
-        from rich.spinner import Spinner
-
-        if not self.quiet:
-            self.spinner = Spinner("dots")
-            self.start_live(stdout_console(), per_second=8)
+        super().__enter__()
         if not self.quiet and not self.live:
-            stderr_console().print(f"run {self.run.path}", soft_wrap=True)
+            print_note(f"run {self.run.path}")
         return self
 
     def print_final(self) -> None:
-        stdout_console().print(self.__rich__())
+        stdout_console().print(self)
 
     def handle_event(self, kind: str, what: Any) -> None:
         """Show the start or end of a step, or a line of the running one."""
@@ -221,13 +204,13 @@ class RunView(LiveDisplay):
                 takes = f", about {format_seconds(takes_s)}" if takes_s >= SHORTEST_SHOWN_S else ""
                 line = f"{what.name}: {STEP_TEXTS[what.name]}{takes}"
             else:
-                mark = STEP_MARKS[display_state(what.state, what.figures)]
+                mark, _ = STEP_MARKS[display_state(what.state, what.figures)]
                 took = f"{format_seconds(what.seconds)}  " if what.state == "done" else ""
                 line = f"{mark} {what.name} {took}{what.text}".rstrip()
         else:
             text = str(what)
             if kind == "check":
-                text = f"{CHECK_MARKS[what.verdict]} {what.name} {what.reason}".rstrip()
+                text = f"{VERDICT_MARKS[what.verdict][0]} {what.name} {what.reason}".rstrip()
             elif kind == "trial":
                 kept = "kept" if what.kept else "dropped"
                 text = f"{what.change}: {format_tok_s(what.output_tok_s)}, {kept} ({what.why})"
@@ -236,32 +219,26 @@ class RunView(LiveDisplay):
         if not self.live and not self.quiet:
             print_lines([line])
 
-    def __rich__(self) -> "RenderableType":
-        from rich.console import Group
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table.grid(padding=(0, 1), expand=True)
-        for width in (1, 8, 16):
-            table.add_column(no_wrap=True, width=width)
-        table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)  # one line for each step: the table fits 24 lines
+    def __rich__(self) -> View:
+        rows: list[list[Part]] = []
+        room = stdout_console().width - 28  # one line for each step: the table fits 24 lines
         for name in self.request.wanted_steps:
             step, takes_s = self.steps[name], self.expected.get(name)
-            state = "running" if step.state == "running" else display_state(step.state, step.figures)
-            style = STEP_STYLES[state]
-            if state == "running":
+            text, lines = STEP_TEXTS[name], list[str]()
+            mark: Part = self.spinner
+            if step.state == "running":
                 past_s = self.now() - self.started.get(name, self.now())
                 left = f"{format_seconds(takes_s - past_s)} left" if takes_s and takes_s > past_s else ""
-                cells = (name, left or format_seconds(past_s), STEP_TEXTS[name])
-                table.add_row(self.spinner, *(Text(cell, style=style) for cell in cells))
-                for line in self.lines[-MOST_LINES:]:
-                    table.add_row("", "", "", Text(line, style="dim"))
+                style, when, lines = "bold", left or format_seconds(past_s), self.lines[-MOST_LINES:]
             else:
-                when, text = format_seconds(step.seconds) if step.state == "done" else "", step.text
-                if step.state == "waiting":
-                    when, text = f"~ {format_seconds(takes_s)}" if takes_s else "", STEP_TEXTS[name]
-                table.add_row(*(Text(cell, style=style) for cell in (STEP_MARKS[state], name, when, text)))
-        head = Text(f"{'SIMULATION  ' if self.simulated else ''}run {self.run.id}", style="bold")
+                mark = STEP_MARKS[display_state(step.state, step.figures)]
+                style, when, text = mark[1], format_seconds(step.seconds) if step.state == "done" else "", step.text
+            if step.state == "waiting":
+                when, text = f"~ {format_seconds(takes_s)}" if takes_s else "", STEP_TEXTS[name]
+            cells = (f"{name:<8}", f"{when:<16}", clip_text(text, room))
+            rows.append([mark, *((cell, style) for cell in cells)])
+            rows += [["", "", "", (clip_text(line, room), "dim")] for line in lines]
         past_s = self.now() - max(self.started.values(), default=self.now())
         left = pipelines.time_left_text(self.steps.values(), self.request, self.expected, past_s=past_s)
-        return Group(head, Text(), table, *((Text(), Text(left, style="dim")) if left else ()))
+        head = (f"{'SIMULATION  ' if self.simulated else ''}run {self.run.id}", "bold")
+        return make_group(head, "", make_grid(rows, whole=4), *(("", (left, "dim")) if left else ()))

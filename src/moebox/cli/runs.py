@@ -1,26 +1,25 @@
 """`moebox runs`, `report` and `pack`: list, show and delete runs; write them as one file to read, or as an archive."""
 
+import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from moebox import api, codec, files
-from moebox.cli.display import make_table, print_assessment
-from moebox.cli.flags import AsJson, OutputPath, Switch
-from moebox.cli.output import confirm, print_json, print_lines, print_result, stdout_console, write_file
+from moebox.cli.display import make_grid, make_table, print_assessment
+from moebox.cli.flags import All, AsJson, OutputPath, Switch
+from moebox.cli.output import confirm, print_json, print_lines, print_parts, print_result, stdout_console, write_file
 from moebox.errors import ExternalError, refuse_if
+from moebox.escape import clip_text
 from moebox.loose import Document
 from moebox.report.tidy import redact_text
-from moebox.runs.listing import RunSummary, is_run_folder, list_summaries, run_brief
+from moebox.runs.listing import RunSummary, is_run_folder, list_summaries, recipe_history, run_brief, speed_bar
 from moebox.runs.reader import read_run
+from moebox.runs.record import RunRecord
 from moebox.serve import state
 from moebox.store import Run, runs_dir
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from moebox.runs.record import RunRecord
 
 WIDE = 100  # columns
 NARROW = 76  # columns: below, a run's name leaves no room for other columns
@@ -32,7 +31,7 @@ LONGEST_ID = 44  # columns: names up to this are not broken, so that they can be
 LISTED = ("model", "engine", "box", "verdict", "output_tok_s", "ttft_ms", "failed", "simulation", "jobs", "solved")
 
 
-def runs(*, everything: Annotated[Switch, Parameter(name="--all")] = False, json: AsJson = False) -> int:
+def runs(*, everything: All = False, json: AsJson = False) -> int:
     """List the runs, newest first.
 
     Args:
@@ -48,15 +47,15 @@ def runs(*, everything: Annotated[Switch, Parameter(name="--all")] = False, json
             brief |= {name: getattr(row, name) for name in LISTED}
             rows.append(brief | {"live": active, "state": row.state_text(live=active)})
         print_json({"runs": rows, "folder": home})
-    elif found:
-        width = stdout_console().width
-        limit = SCREEN_ROWS if width >= NARROW else SCREEN_ROWS // 2
-        shown = found if everything else found[:limit]
-        _print_runs(shown, live, width)
-        if len(shown) < len(found):
-            stdout_console().print(f"{len(found) - len(shown)} older: --all")
-    else:
-        stdout_console().print(f"no runs in {home} yet", soft_wrap=True)
+        return 0
+    if not found:
+        print_lines([f"no runs in {home} yet"])
+        return 0
+    width = stdout_console().width
+    shown = found if everything else found[: SCREEN_ROWS if width >= NARROW else SCREEN_ROWS // 2]
+    _print_runs(shown, live, width)
+    if len(shown) < len(found):
+        print_lines([f"{len(found) - len(shown)} older: --all"])
     return 0
 
 
@@ -66,52 +65,40 @@ def history(name: str, *, json: AsJson = False) -> int:
     Args:
         name: The name of the recipe.
     """
-    import time
-
-    from rich.table import Table
-
-    from moebox.runs.listing import recipe_history, speed_bar
-
     rows = recipe_history(name)
 
     def show() -> None:
-        table = Table("when", "version", "checks", "tok/s", "", "result", box=None, pad_edge=False)
+        lines = []
         for row in rows:
             when = time.strftime("%Y-%m-%d %H:%M", time.localtime(row.when))
             result = f"{row.outcome}{', applied' * row.applied}" or row.note
             result = f"! {row.regression}" if row.regression else result
             speed = f"{row.tok_s:,.0f}" if row.tok_s else "–"
-            table.add_row(when, row.version, row.checks or "–", speed, speed_bar(row, rows), result)
-        stdout_console().print(table)
+            lines.append((when, row.version, row.checks or "–", speed, speed_bar(row, rows), result))
+        heads = ("when", "version", "checks", "tok/s", "", "result")
+        print_parts(make_table(heads, lines, left_columns=("checks", ""), wrapped=("when", "version", "result")))
 
     return print_result(json, {"name": name, "history": rows}, show)
 
 
-def _print_runs(found: "Sequence[RunSummary]", live: set[str], width: int) -> None:
+def _print_runs(found: Sequence[RunSummary], live: set[str], width: int) -> None:
     """Print a table, or two lines for each run if it is too narrow; model and box only if it is wide."""
-    from rich.table import Table
-
     columns = ("model", "box") if width >= WIDE else ()
-    table = Table(box=None, pad_edge=False)
-    table.add_column("run", overflow="fold", width=min(max(len(row.id) for row in found), LONGEST_ID))
-    for name in ("state", *columns):
-        table.add_column(name, overflow="fold")
-    table.add_column("checks", no_wrap=True)
-    table.add_column("tok/s", justify="right", no_wrap=True)
+    rows = []
     for row in found:
         status = row.state_text(live=row.id in live) + (", simulated" if row.simulation else "")
         speed = f"{row.output_tok_s:,.0f}" if row.output_tok_s else "–"
-        table.add_row(row.id, status, *(getattr(row, name) or "–" for name in columns), row.checks_text, speed)
+        rows.append((row.id, status, *(getattr(row, name) or "–" for name in columns), row.checks_text, speed))
         if width < NARROW:
-            text = f"{row.id}\n  {status}, checks {row.checks_text}, {speed} tok/s"
-            stdout_console().print(text, markup=False)
+            print_parts(f"{row.id}\n  {status}, checks {row.checks_text}, {speed} tok/s")
     if width >= NARROW:
-        stdout_console().print(table)
+        texts = ("run", "state", *columns)
+        table = make_table((*texts, "checks", "tok/s"), rows, left_columns=("checks",), wrapped=texts)
+        table.columns[0].width = min(max(len(row.id) for row in found), LONGEST_ID)
+        print_parts(table)
 
 
-def show(
-    run: str = "latest", *, everything: Annotated[Switch, Parameter(name="--all")] = False, json: AsJson = False
-) -> int:
+def show(run: str = "latest", *, everything: All = False, json: AsJson = False) -> int:
     """Show one run: what it is, how it went, what is missing.
 
     Args:
@@ -119,7 +106,6 @@ def show(
         everything: Show passed checks, advice and notes too, and every reason in full.
     """
     from moebox.assess.naming import label_runs
-    from moebox.runs.reader import read_run
 
     found = Run.open(run)
     record = label_runs([read_run(found)])[0]
@@ -131,12 +117,8 @@ def show(
         "recipe": record.recipe,
         "box": record.box.name if record.box else None,
         "kv_tokens": record.kv_tokens,
-        "attempts": [
-            {"number": attempt.number, "outcome": attempt.outcome, "why": attempt.reason} for attempt in record.attempts
-        ],
-        "rungs": [
-            {"name": check.name, "verdict": check.verdict, "reason": check.reason} for check in record.all_checks
-        ],
+        "attempts": [{"number": each.number, "outcome": each.outcome, "why": each.reason} for each in record.attempts],
+        "rungs": [{key: getattr(check, key) for key in ("name", "verdict", "reason")} for check in record.all_checks],
         "measurements": [load.raw for load in record.loads],
         "problems": record.problems,
         "missing": record.gaps,
@@ -145,43 +127,35 @@ def show(
     return print_result(json, document, lambda: _print_run(found, record, everything=everything))
 
 
-def _print_run(run: Run, record: "RunRecord", *, everything: bool) -> None:
+def _print_run(run: Run, record: RunRecord, *, everything: bool) -> None:
     """Print the assessment, then what went wrong, one line each; attempts, checks, advice and notes with --all."""
-    from rich.table import Table
-    from rich.text import Text
-
     from moebox.assess.run import assess_run
     from moebox.report.expect import with_forecast
     from moebox.report.sections.summary import scaling_sentences
 
-    out = stdout_console()
-    out.print(f"[bold]{run.id}[/bold]  {run.path}", soft_wrap=True)
+    print_lines([[(run.id, "bold"), f"  {run.path}"]])
     serving = bool(state.engine_writing_to(state.live_run_folders(), run.path))
     assessment = assess_run(with_forecast(record), serving=serving)
     print_assessment(assessment)
-    out.print()
-    for line in scaling_sentences(record):
-        out.print(line, markup=False)
+    print_parts("", *scaling_sentences(record))
     if users := read_usage_file(run.path):
         heads = [name for name in USAGE_HEADS if any(name in row for row in users)]
         cells = [tuple(str(row.get(name, "")) for name in heads) for row in users]
-        out.print(make_table([USAGE_HEADS[name] for name in heads], cells))
+        print_parts(make_table([USAGE_HEADS[name] for name in heads], cells))
     rows = [(attempt.title, f"{attempt.outcome} {attempt.reason}".strip()) for attempt in record.attempts]
     rows += [(f"{check.verdict:<5} {check.name}", check.reason) for check in record.all_checks]
     rows += [("problem", f"{problem.title}. {problem.remedy}") for problem in record.problems]
     rows += [("advice", f"{advice.title}. {advice.text}") for advice in assessment.recommendations]
     rows += [("note", gap) for gap in record.gaps]
-    wrong = [row for row in rows if row[0].startswith(("fail", "problem"))]
-    shown = rows if everything else wrong[:MOST_WRONG]
-    table = Table.grid(padding=(0, 2), pad_edge=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold" if everything else "ellipsis", no_wrap=not everything)
-    for name, text in shown:
-        table.add_row(Text(name), Text(text, style="dim" if name == "note" else ""))
+    shown = rows
+    if not everything:
+        shown = [row for row in rows if row[0].startswith(("fail", "problem"))][:MOST_WRONG]
+        room = stdout_console().width - max((len(name) for name, _ in shown), default=0) - 2
+        shown = [(name, clip_text(text, room)) for name, text in shown]
     if shown:
-        out.print(table)
+        print_parts(make_grid(((name, (text, "dim" * (name == "note"))) for name, text in shown), gap=2, whole=1))
     if len(shown) < len(rows):
-        out.print(f"{len(rows) - len(shown)} more: --all")
+        print_lines([f"{len(rows) - len(shown)} more: --all"])
 
 
 def read_usage_file(folder: Path) -> list[Document]:

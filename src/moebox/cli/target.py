@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from moebox import http
-from moebox.cli.output import stderr_console
+from moebox.cli.output import print_note
 from moebox.core import validation
 from moebox.core.endpoint import AUTH_STATUSES, KEY_HINT, Endpoint, endpoint_from_url
 from moebox.errors import ExternalError, refuse_if
@@ -79,8 +79,8 @@ def _list_models(endpoint: Endpoint, *, insecure: bool, ca_file: str) -> list[st
     if not reply.status:
         raise no_answer_error(endpoint, reply.text)
     if "`moebox ui`" in reply.text:
-        hint = "`moebox ps` lists the engines with their addresses"
-        raise ExternalError(f"{endpoint.base_url} is moebox's page, not an OpenAI-compatible server", hint=hint)
+        text = f"{endpoint.base_url} is moebox's page, not an OpenAI-compatible server"
+        raise ExternalError(text, hint="`moebox ps` lists the engines with their addresses")
     if reply.status in AUTH_STATUSES:
         refusal = "refused the key" if endpoint.key else "requires a key"
         raise ExternalError(f"{endpoint.base_url}: {refusal} ({reply.status})", hint=KEY_HINT)
@@ -97,7 +97,7 @@ def _list_models(endpoint: Endpoint, *, insecure: bool, ca_file: str) -> list[st
 def warn_simulation(simulation: object) -> None:
     """Print a note if the endpoint is a simulation."""
     if simulation:
-        stderr_console().print(SIMULATION_NOTE, style="yellow", soft_wrap=True)
+        print_note((SIMULATION_NOTE, "yellow"))
 
 
 def create_run(kind: str, endpoint: Endpoint) -> Run:

@@ -4,27 +4,28 @@ import os
 import socket
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from moebox.checkpoint import deploy
 from moebox.cli import flags
 from moebox.cli.display import make_table
 from moebox.cli.flags import AsJson, Settings, Switch
 from moebox.cli.forecast_target import ForecastTarget, find_target, refuse_without_cache
-from moebox.cli.output import print_lines, print_result, stderr_console, stdout_console
+from moebox.cli.output import print_lines, print_note, print_parts, print_result
+from moebox.core.deployment import Deployment
 from moebox.core.setting import split_settings
 from moebox.core.traits import LAST_PORT
 from moebox.core.workload_file import WorkloadFile
 from moebox.errors import ExternalError, refuse_if, refuse_out_of_range
+from moebox.flows import recipes
 from moebox.planner.kv_tiers import RATE_RANGE, cache_tiers
 from moebox.planner.simulate import scheduler_rules
 from moebox.serve.keys import TWIN_KEY, keep_key, make_key
+from moebox.store import Run
 from moebox.stream import run_to_end
 from moebox.units import format_gib, format_seconds
-
-if TYPE_CHECKING:
-    from moebox.core.deployment import Deployment
 
 
 def twin(
@@ -70,12 +71,13 @@ def twin(
     number = listening.getsockname()[1]
     url, model = f"http://127.0.0.1:{number}", recipe.served_name
     layout = "CPU+GPU" if recipe.hybrid else " ".join(recipe.parallel.labels)
-    title = f"{found.model.title} on {found.box.name} with {recipe.engine}, {layout}, context {recipe.context:,}"
+    name, place = found.deployment.model.title, found.deployment.required_box.name
+    title = f"{name} on {place} with {recipe.engine}, {layout}, context {recipe.context:,}"
 
     def show() -> None:
-        stderr_console().print(f"simulating {title}\n{url}/v1 serves {model}; Ctrl-C stops it")
+        print_note(f"simulating {title}\n{url}/v1 serves {model}; Ctrl-C stops it")
         if open:
-            stderr_console().print("open: every user of this machine may use it")
+            print_note("open: every user of this machine may use it")
         if made:  # the console would hide it
             print(f"export {TWIN_KEY}={made}\n{url}/?key={made}", file=sys.stderr, flush=True)
 
@@ -92,22 +94,16 @@ def twin(
 
 def bind_socket(port: int, host: str = "127.0.0.1") -> socket.socket:
     """Return a socket that listens, on the loopback address unless another is given."""
-    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listening.bind((host, port))
-        listening.listen(2048)
+        return socket.create_server((host, port), backlog=2048)
     except OSError as problem:
-        listening.close()
-        raise ExternalError(f"port {port}: {problem.strerror}", hint="`--port 0` takes a free one") from None
-    return listening
+        reason = str(problem.strerror).partition(" (")[0]
+        raise ExternalError(f"port {port}: {reason}", hint="`--port 0` takes a free one") from None
 
 
 async def serve_twin(
     target: ForecastTarget, listening: socket.socket, kv_tokens: int, faster: float, title: str, *, key: str
 ) -> None:
-    import uvicorn
-
     from moebox.twin.app import build_app
     from moebox.twin.engine import TwinEngine
 
@@ -116,7 +112,13 @@ async def serve_twin(
     tiers = None if recipe.prefix_caching is False else cache_tiers(target.deployment, recipe.tiers)
     engine = TwinEngine(speed, rules, tiers, faster=faster)
     app = build_app(engine, model=recipe.served_name, context=recipe.context, title=title, key=key)
-    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1)
+    await serve_app(app, listening, grace_s=1)
+
+
+async def serve_app(app: Any, listening: socket.socket, *, grace_s: int) -> None:
+    import uvicorn
+
+    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=grace_s)
     await uvicorn.Server(config).serve(sockets=[listening])
 
 
@@ -134,21 +136,16 @@ def switch(file: Path, *, dry_run: Switch = False) -> int:
             parallel and tokens_per_minute.
         dry_run: Print what fits together, the forecast of each swap, and llama-swap's configuration; start nothing.
     """
-    import uvicorn
-
-    from moebox.checkpoint import deploy
-    from moebox.fleet.models_file import largest_sets, llama_swap_config, read_models
-    from moebox.flows import recipes
     from moebox.flows.model_proxy import ModelProxy
     from moebox.flows.model_switch import ModelSwitch, plan_models
-    from moebox.store import Run
+    from moebox.flows.models_file import largest_sets, llama_swap_config, read_models
 
     found = read_models(file)
     deployments: dict[str, Deployment] = {}
     for name, entry in found.models.items():
         beside = file.parent / entry.recipe
         recipe = recipes.load_recipe(str(beside) if beside.exists() else entry.recipe)
-        deployments[name] = deploy(recipe, recipes.box_for_recipe(recipe))
+        deployments[name] = deploy(recipe, recipes.planned_box(recipe.planned_for))
     needs, room = plan_models(found, deployments)
     sets, rows = largest_sets(needs, room), []
     for name, need in needs.items():
@@ -159,7 +156,7 @@ def switch(file: Path, *, dry_run: Switch = False) -> int:
         low, high = (format_seconds(seconds / share) for share in reversed(RATE_RANGE))
         sizes = (format_gib(size) if size else "–" for size in (gpu, ram))
         rows.append((name, *sizes, WAYS[need.sleep], f"{low} to {high}" if seconds else "unknown"))
-    stdout_console().print(make_table(("model", "each GPU", "RAM", "put away", "back in"), rows))
+    print_parts(make_table(("model", "each GPU", "RAM", "put away", "back in"), rows))
     names = [*map(" + ".join, sets)]
     print_lines([f"together: {'; '.join(names)}" if len(names) > 1 else f"all fit together: {names[0]}"])
     if dry_run:
@@ -168,12 +165,10 @@ def switch(file: Path, *, dry_run: Switch = False) -> int:
     listening, run = bind_socket(found.port, found.host), Run.create(found.name)
 
     async def serve_models() -> None:
-        switched = ModelSwitch(found, deployments, run, report=lambda line: print_lines([line], stderr=True))
-        app = ModelProxy(switched).build_app()
-        config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
-        await uvicorn.Server(config).serve(sockets=[listening])
+        app = ModelProxy(ModelSwitch(found, deployments, run, report=print_note)).build_app()
+        await serve_app(app, listening, grace_s=5)
 
     address = f"http://{found.host}:{listening.getsockname()[1]}/v1"
-    print_lines([f"{address} serves {', '.join(found.models)}; run {run.path}; Ctrl-C stops all"], stderr=True)
+    print_note(f"{address} serves {', '.join(found.models)}; run {run.path}; Ctrl-C stops all")
     run_to_end(serve_models())
     return 0

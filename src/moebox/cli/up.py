@@ -5,12 +5,13 @@ import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Self
 
+from moebox import codec
 from moebox.cli import flags
-from moebox.cli.display import TimeEstimate
+from moebox.cli.display import LiveDisplay, WaitingLine, make_grid, make_table
 from moebox.cli.flags import AsJson, Settings, Switch
-from moebox.cli.output import print_lines, print_result, stderr_console, stdout_console
+from moebox.cli.output import Part, View, print_lines, print_note, print_parts, print_result
 from moebox.cli.ps import restore_interrupted
 from moebox.core.setting import split_settings, with_settings
 from moebox.core.symptom import Finding, changes_text
@@ -18,16 +19,16 @@ from moebox.core.traits import LAST_PORT
 from moebox.engines.events import LogEvent
 from moebox.errors import ExternalError, refuse_if, refuse_out_of_range
 from moebox.escape import escape_invisible
+from moebox.loose import Document
 from moebox.serve.where import NodePrograms, NodeSelection, NodeSettings, ServiceSettings, SlurmJob
+from moebox.store import Run
 from moebox.units import format_count, format_gb, format_gib, format_percent, format_seconds
 
 if TYPE_CHECKING:
     from moebox.core.deployment import Deployment
     from moebox.core.engine_event import PlanRealityRow
     from moebox.core.plan import PlanWarning
-    from moebox.core.recipe import Listen
     from moebox.serve.session import EngineSession
-    from moebox.store import Run
 
 
 def up(
@@ -64,11 +65,12 @@ def up(
             (which needs no package); or patience_s=15m, the longest time without progress while starting; repeatable.
     """
     from moebox.core.engine_event import PlanReality, RemedyApplied
+    from moebox.engines.assemble import LOOPBACK
+    from moebox.engines.support import PATCHABLE_SYMPTOMS
     from moebox.flows import recipes
     from moebox.serve import facts
     from moebox.serve.faults import LaunchFailed
     from moebox.serve.order import require_engine
-    from moebox.store import Run
 
     refuse_out_of_range("--port", port, 0, LAST_PORT)
     chosen, others = split_settings(NodeSettings(), settings)
@@ -84,14 +86,21 @@ def up(
     if dry_run:
         if misfit:
             raise misfit.error()
-        return print_command(deployment, problems, where, json=json)
+        print_command(deployment, problems, where, json=json)
+        print_warnings(deployment.notes, problems)
+        return 0
     flags.refuse_without("--dry-run", force=force)
     restore_interrupted()
     if not where.is_given:
         require_engine(deployment)
     if misfit:
-        stderr_console().print(f"warning: {misfit.text} ({misfit.remedy})", markup=False)
-    print_warnings(deployment.recipe.listen, deployment.notes, problems)
+        print_parts(f"warning: {misfit.text} ({misfit.remedy})", stderr=True)
+    listen = deployment.recipe.listen
+    if not listen.key_env:
+        users = "every user of this machine" if listen.host in LOOPBACK else "everyone who can reach this machine"
+        print_note(f"note: the engine asks for no key: {users} may use it (listen.key_env in the recipe)")
+    # patchable symptoms are refused elsewhere, or the engine is patched
+    print_warnings(deployment.notes, [warning for warning in problems if warning.symptom not in PATCHABLE_SYMPTOMS])
     if service:
         refuse_if(where.is_given or detach, "--service starts one engine on this machine", hint="leave out --detach")
         return keep_up(deployment, recipe, settings, chosen.service, chosen.patience_s)
@@ -104,7 +113,7 @@ def up(
         if not apply_remedy or changed == deployment.recipe:
             raise
         run.add_event(RemedyApplied(symptom=problem.finding.symptom if problem.finding else None, change=change))
-        stderr_console().print(f"{problem.message}\ntrying the remedy: {changes_text(change)}", markup=False)
+        print_note(f"{problem.message}\ntrying the remedy: {changes_text(change)}")
         session = start_engine(deployment.with_recipe(changed), run, chosen.patience_s, where)
     try:
         rows = facts.compare_with_plan(session.facts, facts.planned_memory(session.prepared.deployment))
@@ -124,7 +133,6 @@ def keep_up(
 ) -> int:
     """Install and start a systemd unit, or keep the engine up from this process if there is no systemd."""
     from moebox.flows.service import Service, install_unit
-    from moebox.store import Run
 
     if Path("/run/systemd/system").is_dir() and "NOTIFY_SOCKET" not in os.environ:
         path, commands = install_unit(deployment, recipe, given)
@@ -135,25 +143,18 @@ def keep_up(
                 raise ExternalError(f"`{command}` failed: {done.stderr.strip()[:200]}", hint=f"the unit is {path}")
         print_lines([f"{path.stem} is enabled; `journalctl -fu {path.stem}` shows it"])
         return 0
-    service = Service(
-        deployment,
-        Run.create(deployment.recipe.name),
-        settings,
-        report=lambda line: stderr_console().print(line, markup=False),
-    )
+    service = Service(deployment, Run.create(deployment.recipe.name), settings, report=print_note)
     service.keep_up(patience_s=patience_s, on_ready=lambda session: print_ready(session, [], detached=False))
     return 0
 
 
-def print_command(
-    deployment: "Deployment", warnings: "list[PlanWarning]", where: NodeSelection, *, json: bool = False
-) -> int:
+def print_command(deployment: "Deployment", warnings: "list[PlanWarning]", where: NodeSelection, *, json: bool) -> None:
     """Print the commands that would be run, ready to paste; keys are written as the variables they come from."""
     from moebox import engines
     from moebox.serve.nodes import node_commands
     from moebox.serve.session import prepare_launch
 
-    document: dict[str, object] = {"recipe": deployment.recipe.name, "engine": deployment.recipe.engine}
+    document: Document = {"recipe": deployment.recipe.name, "engine": deployment.recipe.engine}
     if where.is_given:
         nodes = node_commands(deployment, where)
         document |= {"nodes": nodes}
@@ -165,172 +166,119 @@ def print_command(
         document |= {"env": prepared.launch.env, "base_url": prepared.endpoint.base_url}
     document |= {"warnings": warnings, "notes": deployment.notes}
     print_result(json, document, lambda: print(escape_invisible(text)))
-    for note in deployment.notes:
-        stderr_console().print(f"note: {note}", markup=False)
-    for warning in warnings:
-        stderr_console().print(f"warning: {warning.text_with_remedy}", markup=False)
-    return 0
 
 
 def known_problems(deployment: "Deployment") -> "list[PlanWarning]":
     """Return what is known to go wrong on this machine, or on the planned box if this machine has no GPU."""
     from moebox import detect, engines
-    from moebox.flows.recipes import box_for_recipe
+    from moebox.flows.recipes import planned_box
 
     box = detect.load_box()
     if not box.gpus and deployment.recipe.planned_for.box:
-        box = box_for_recipe(deployment.recipe)
+        box = planned_box(deployment.recipe.planned_for)
     return [warning for warning in engines.find_refusals(deployment.on_box(box)) if warning.severity != "note"]
 
 
-def print_warnings(listen: "Listen", notes: Sequence[str], problems: "list[PlanWarning]") -> None:
-    """Print who may use the engine and which known problems the start may meet."""
-    from moebox.engines.assemble import LOOPBACK
-    from moebox.engines.refusals import PATCHABLE_SYMPTOMS
-
-    if not listen.key_env:
-        users = "every user of this machine" if listen.host in LOOPBACK else "everyone who can reach this machine"
-        print_lines(
-            [f"note: the engine asks for no key: {users} may use it (listen.key_env in the recipe)"], stderr=True
-        )
-    for note in notes:
-        stderr_console().print(f"note: {note}", markup=False)
-    for warning in problems:
-        # patchable symptoms are refused elsewhere, or the engine is patched
-        if warning.symptom not in PATCHABLE_SYMPTOMS:
-            stderr_console().print(f"warning: {warning.text_with_remedy}", markup=False)
+def print_warnings(notes: Sequence[str], problems: "list[PlanWarning]") -> None:
+    """Print notes on the recipe, and which known problems the start may meet."""
+    print_parts(*(f"note: {note}" for note in notes), stderr=True)
+    print_parts(*(f"warning: {warning.text_with_remedy}" for warning in problems), stderr=True)
 
 
-def start_engine(deployment: "Deployment", run: "Run", patience_s: float, where: NodeSelection) -> "EngineSession":
+def start_engine(deployment: "Deployment", run: Run, patience_s: float, where: NodeSelection) -> "EngineSession":
     """Start the engine and wait until it answers; an engine that fails to start is stopped completely."""
     from moebox.core.engine_event import read_forecast
     from moebox.serve.nodes import prepare_nodes
     from moebox.serve.session import launch_engine, prepare_launch
 
     recipe = deployment.recipe
-    stderr_console().print(f"starting {deployment.engine.title} with {recipe.checkpoint}", markup=False)
+    print_note(f"starting {deployment.engine.title} with {recipe.checkpoint}")
     if where.is_given:
-        prepared = prepare_nodes(deployment, run, where, lambda line: stderr_console().print(line, markup=False))
+        prepared = prepare_nodes(deployment, run, where, print_note)
     else:
         prepared = prepare_launch(deployment, name=run.id)
     with StartupPhases(f"up {recipe.engine} {recipe.checkpoint} {recipe.runtime.kind}") as phases:
         session = launch_engine(prepared, run, listener=phases)
         if session.disk_rate:
             forecast = read_forecast(session.weights_bytes, session.disk_rate)
-            stderr_console().print(f"loading {format_gb(session.weights_bytes)} of weights: {forecast}", markup=False)
+            print_note(f"loading {format_gb(session.weights_bytes)} of weights: {forecast}")
         session.wait_ready(patience_s=patience_s)
         session.listener = None
     return session
 
 
-def ready_document(session: "EngineSession", rows: "list[PlanRealityRow]") -> dict[str, object]:
-    keys = ("what", "device", "planned", "real", "unit")
-    return {
-        "id": session.instance.id,
-        "run": str(session.run.path),
-        "recipe": session.recipe.name,
-        "engine": session.recipe.engine,
-        "base_url": session.endpoint.base_url,
-        "model": session.endpoint.model,
-        "pid": session.instance.guard_state.engine or None,
-        "startup_s": session.startup_s,
-        "load": {"bytes": session.weights_bytes, "disk_bytes_s": session.disk_rate} if session.disk_rate else None,
-        "facts": session.facts,
-        "reality": [{**{key: getattr(row, key) for key in keys}, "off": row.relative_error} for row in rows],
-    }
+def ready_document(session: "EngineSession", rows: "list[PlanRealityRow]") -> Document:
+    document: Document = {"id": session.instance.id, "run": str(session.run.path), "recipe": session.recipe.name}
+    document |= {"engine": session.recipe.engine, "base_url": session.endpoint.base_url}
+    document |= {"model": session.endpoint.model, "pid": session.instance.guard_state.engine or None}
+    load = {"bytes": session.weights_bytes, "disk_bytes_s": session.disk_rate} if session.disk_rate else None
+    document |= {"startup_s": session.startup_s, "load": load, "facts": session.facts}
+    return document | {"reality": [{**codec.to_plain(row), "off": row.relative_error} for row in rows]}
 
 
 def print_ready(session: "EngineSession", rows: "list[PlanRealityRow]", *, detached: bool) -> None:
     """Print the endpoint, the engine's memory beside the plan, and how to stop it."""
-    from rich.table import Table
 
     def format_figure(value: float, unit: str) -> str:
         return f"{format_count(value)} tokens" if unit == "tokens" else format_gib(value)
 
-    out, endpoint = stdout_console(), session.endpoint
-    ready = f"ready after {format_seconds(session.startup_s)}: {endpoint.base_url}  model {endpoint.model}"
-    out.print(ready, markup=False)
-    if session.ready and session.ready.load_text:
-        out.print(session.ready.load_text, markup=False)
-    if rows:
-        table = Table("", "planned", "real", "off", box=None, pad_edge=False)
-        for row in rows:
-            off = row.relative_error
-            table.add_row(
-                f"{row.what} {row.device}".strip(),
-                format_figure(row.planned, row.unit) if row.planned else "–",
-                format_figure(row.real, row.unit),
-                "" if off is None else f"{'+' if off >= 0 else ''}{format_percent(off)}",
-            )
-        out.print(table)
-    out.print(f"run {session.run.path}", markup=False)
-    out.print(f"`moebox down {session.instance.id}` stops it" if detached else "Ctrl-C stops it", markup=False)
+    endpoint = session.endpoint
+    parts: list[Part] = [
+        f"ready after {format_seconds(session.startup_s)}: {endpoint.base_url}  model {endpoint.model}"
+    ]
+    parts += [session.ready.load_text] if session.ready and session.ready.load_text else []
+    cells = []
+    for row in rows:
+        off, planned = row.relative_error, format_figure(row.planned, row.unit) if row.planned else "–"
+        error = "" if off is None else f"{'+' if off >= 0 else ''}{format_percent(off)}"
+        cells.append((f"{row.what} {row.device}".strip(), planned, format_figure(row.real, row.unit), error))
+    parts += [make_table(("", "planned", "real", "off"), cells, left_columns=("",))] if rows else []
+    parts.append(f"run {session.run.path}")
+    print_parts(*parts, f"`moebox down {session.instance.id}` stops it" if detached else "Ctrl-C stops it")
 
 
-class StartupPhases:
-    """Shows the phases of a starting engine on stderr: live bars on a terminal, lines elsewhere."""
+class StartupPhases(WaitingLine):
+    """Shows the phases of a starting engine on stderr: a live line on a terminal, lines elsewhere."""
 
     def __init__(self, key: str) -> None:
-        self.estimate = TimeEstimate(key)
+        super().__init__("", key)
         self.phase = ""
         self.began = time.monotonic()
-        self.shown_tenths = 0
-        self._bars: Any = None
-        self._task: Any = None
+        self.done, self.total, self.shown_tenths = 0, 0, 0
 
-    def __enter__(self) -> "StartupPhases":
-        if stderr_console().is_terminal:
-            from rich import progress
-            from rich.text import Text
-
-            estimate = self.estimate
-
-            class TimeLeft(progress.ProgressColumn):
-                def render(self, task: progress.Task) -> Text:
-                    return Text(estimate.progress_text(), style="dim")
-
-            columns = (
-                progress.SpinnerColumn(),
-                progress.TextColumn("{task.description}"),
-                progress.BarColumn(bar_width=12),
-                progress.MofNCompleteColumn(),
-                TimeLeft(),
-            )
-            self._bars = progress.Progress(*columns, console=stderr_console(), transient=True)
-            self._bars.start()
-        elif self.estimate.last_s:
-            print_lines([f"about {format_seconds(self.estimate.last_s)}, as last time"], stderr=True)
+    def __enter__(self) -> Self:
+        LiveDisplay.__enter__(self)
+        if not self.live and self.estimate.last_s:
+            print_note(f"about {format_seconds(self.estimate.last_s)}, as last time")
         return self
 
-    def __exit__(self, *problem: object) -> None:
-        if self._bars:
-            self._bars.stop()
-        if problem[0] is None:
-            self.estimate.remember()
+    def __rich__(self) -> View:
+        from rich.progress_bar import ProgressBar
+
+        if not self.phase:
+            return ""
+        title = "asking for a first answer" if self.phase == "ready" else self.phase
+        bar = ProgressBar(self.total or None, self.done, width=12)
+        count = f"{self.done}/{self.total or '?'}"
+        return make_grid([(self.spinner, title, bar, count, (self.estimate.progress_text(), "dim"))])
 
     def __call__(self, event: LogEvent | Finding) -> None:
         """Show a finding or an event of the engine's log."""
         if isinstance(event, Finding):
             if event.severity == "warning":  # a fatal one is printed when the engine has ended
-                print_lines([f"{event.severity}: {event.cause} ({event.remedy})"], stderr=True)
+                print_note(f"{event.severity}: {event.cause} ({event.remedy})")
             return
         new = event.phase and event.kind in ("phase", "progress", "ready") and event.phase != self.phase
         if new:
             now = time.monotonic()
             if self.phase and self.phase != "ready":
-                print_lines([f"{self.phase}: {format_seconds(now - self.began)}"], stderr=True)
-            self.phase, self.began, self.shown_tenths = str(event.phase), now, 0
-            if self._bars:
-                if self._task is not None:
-                    self._bars.remove_task(self._task)
-                title = "asking for a first answer" if self.phase == "ready" else self.phase
-                self._task = self._bars.add_task(title, total=None)
+                print_note(f"{self.phase}: {format_seconds(now - self.began)}")
+            self.phase, self.began = str(event.phase), now
+            self.done, self.total, self.shown_tenths = 0, 0, 0
         if not event.total or not (new or event.kind == "progress"):
             return
-        if self._bars and self._task is not None:
-            self._bars.update(self._task, completed=event.done, total=event.total)
-        elif (
-            tenths := 10 * (event.done or 0) // event.total
-        ) > self.shown_tenths:  # a log gets ten lines, not thousands
+        self.done, self.total = event.done or 0, event.total
+        tenths = 10 * self.done // self.total
+        if not self.live and tenths > self.shown_tenths:  # a log gets ten lines, not thousands
             self.shown_tenths = tenths
-            print_lines([f"{self.phase}: {event.done} of {event.total}"], stderr=True)
+            print_note(f"{self.phase}: {event.done} of {event.total}")

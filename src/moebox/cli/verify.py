@@ -4,34 +4,38 @@ from a reference by log-probabilities.
 
 import time as clock
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from cyclopts import Parameter
 
-from moebox import api
-from moebox.cli import flags
-from moebox.cli.display import VERDICT_MARKS
+from moebox import api, codec
+from moebox.cli import flags, output
+from moebox.cli.display import VERDICT_MARKS, LiveDisplay, make_grid, make_table
 from moebox.cli.flags import AsJson, KeyEnv, Names, ServedModel, Settings, Switch, Target
-from moebox.cli.output import check_writable, exit_code, print_result, stderr_console, stdout_console, write_file
+from moebox.cli.output import Part, View, print_lines, print_note, print_parts, print_result, stderr_console
 from moebox.cli.signals import interrupt_message
 from moebox.cli.target import create_run, find_endpoint, open_run
 from moebox.core.setting import Effort, apply_settings
+from moebox.core.verdict import CheckResults, CheckVerdict, Failure
 from moebox.errors import refuse_if
 from moebox.escape import one_line
+from moebox.files import write_atomic
+from moebox.quality.judge import format_nats
+from moebox.quality.reference import read_reference
+from moebox.quality.texts import read_user_text
+from moebox.store import Run
 from moebox.units import format_seconds, plural
+from moebox.verify.options import LEFT_OUT, TIME_S, TRIALS, VerifyOptions, VerifySettings
+from moebox.verify.statistics import describe_failure
 
 if TYPE_CHECKING:
-    from rich.status import Status
-
-    from moebox.core.verdict import CheckResults, CheckVerdict, Failure
     from moebox.quality.measure import QualityResult
-    from moebox.verify.options import VerifyOptions
     from moebox.verify.runner import CheckProgress
 
-T = TypeVar("T", bound="VerifyOptions")
+T = TypeVar("T", bound=VerifyOptions)
 # Settings that only some checks use.
 FLAG_CHECKS: dict[str, tuple[str, ...]] = {
     "context": ("long-context", "limits"),
@@ -40,7 +44,6 @@ FLAG_CHECKS: dict[str, tuple[str, ...]] = {
     "thinking": ("thinking",),
     "vision": ("vision",),
 }
-COLOURS = {"pass": "green", "warn": "yellow", "fail": "red", "skip": "dim"}
 PROGRESS_S = 20.0  # between lines of progress without a terminal
 
 
@@ -82,15 +85,13 @@ def verify(
         junit: Write JUnit XML to this file too.
         run: Keep the evidence in this run, such as the one of the engine's launch. Default: a new run.
     """
-    from moebox.verify.junit import to_junit_xml
-    from moebox.verify.options import VerifySettings
-    from moebox.verify.runner import results_document, select_checks
+    from moebox.verify.runner import results_document, select_checks, to_junit_xml
 
     names = flags.split_names(*only)
     chosen = tuple(check.name for check in select_checks(names, from_))
     options = parse_options(VerifySettings, effort, context, settings, chosen)
     refuse_if(restart and "cache" not in chosen, "--restart needs the check cache", hint="leave it out")
-    check_writable(junit)
+    output.check_writable(junit)
     endpoint = find_endpoint(target, model=model, key_env=key_env)
     kept = open_run(run, endpoint) if run else create_run("verify", endpoint)
     with interrupt_message(f"the finished checks are in {kept.path}"), VerifyView(kept.path, quiet=json) as view:
@@ -106,16 +107,14 @@ def verify(
             restart=restart,
         )
     if junit:
-        write_file(junit, to_junit_xml(results))
+        output.write_file(junit, to_junit_xml(results))
     document = {**results_document(results), "run": str(kept.path)}
-    print_result(json, document, lambda: view.print_summary(results, options.trials))
-    return exit_code(results.verdict == "pass" if options.strict else results.has_passed)
+    good = results.verdict == "pass" if options.strict else results.has_passed
+    return print_result(json, document, lambda: view.print_summary(results, options.trials), good=good)
 
 
 def parse_options(kind: type[T], effort: Effort, context: str, settings: Sequence[str], chosen: Collection[str]) -> T:
     """Return the options of a verification. Raise BadInput for those of checks that are not chosen."""
-    from moebox.verify.options import TIME_S, TRIALS
-
     usual = kind(trials=TRIALS[effort], time_s=TIME_S[effort], brief=effort == "quick")
     tokens = flags.parse_token_count("--context", context or None)
     options = apply_settings(replace(usual, context=tokens), settings)
@@ -126,110 +125,79 @@ def parse_options(kind: type[T], effort: Effort, context: str, settings: Sequenc
     return options
 
 
-class VerifyView:
+class VerifyView(LiveDisplay):
     """Shows the running check, each check when it is done, and a summary."""
 
     def __init__(self, folder: Path, *, quiet: bool = False) -> None:
-        self.folder = folder  # of the run
-        self.live = not quiet and stderr_console().is_terminal
-        self.status: Status | None = None
+        self.folder, self.quiet = folder, quiet  # folder of the run
+        self.progress = "first request …"
         self.last = clock.monotonic()
 
-    def __enter__(self) -> Self:
-        if self.live:
-            self.status = stderr_console().status("first request …")
-            self.status.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.status:
-            self.status.stop()
-            self.status = None
+    def __rich__(self) -> View:
+        return make_grid([(self.spinner, self.progress)])
 
     def show_progress(self, progress: "CheckProgress") -> None:
         """Show "tools: streamed, 7 of 12 · 133 requests · 41 s · about 35 s left"."""
-        from rich.markup import escape
-
         trial = f", {progress.trial} of {progress.trials}" if progress.trials else ""
         parts = [f"{progress.check}: {progress.probe}{trial}", plural(progress.requests, "request")]
         parts.append(format_seconds(progress.seconds))
         if progress.seconds_left is not None:
             parts.append(f"about {format_seconds(progress.seconds_left)} left")
-        text = escape(" · ".join(parts))
-        if self.status:
-            self.status.update(text)
-        elif clock.monotonic() - self.last > PROGRESS_S:
+        self.progress = " · ".join(parts)
+        if not self.live and clock.monotonic() - self.last > PROGRESS_S:
             self.last = clock.monotonic()
-            stderr_console().print(f"  … {text}", style="dim")
+            print_note((f"  … {self.progress}", "dim"))
 
-    def print_check(self, verdict: "CheckVerdict") -> None:
+    def print_check(self, verdict: CheckVerdict) -> None:
         """Print a line for a finished check, one for each probe that did not pass, and the failures that decided."""
-        from rich.markup import escape
-
-        from moebox.verify.options import LEFT_OUT
-
         self.last = clock.monotonic()
-        out = stdout_console()
         requests = sum(probe.requests for probe in verdict.probes)
         note = f"{format_seconds(verdict.seconds)}, {plural(requests, 'request')}" if requests else "not tried"
         left_out = [probe.name for probe in verdict.probes if probe.reason == LEFT_OUT]
         note += f"; left out: {', '.join(left_out)}" if left_out else ""
-        out.print(f"{VERDICT_MARKS[verdict.verdict]} {verdict.name:<13} [dim]{note}[/]")
-        for probe in verdict.probes:
-            if probe.verdict != "pass" and probe.reason != LEFT_OUT:
-                out.print(f"    {VERDICT_MARKS[probe.verdict]} {probe.name}: {escape(one_line(probe.reason))}")
-        for quirk in verdict.quirks:
-            out.print(f"    known quirk of {quirk}", style="dim", markup=False)
+        parts: list[Part] = [[VERDICT_MARKS[verdict.verdict], f" {verdict.name:<13} ", (note, "dim")]]
+        parts += [
+            ["    ", VERDICT_MARKS[probe.verdict], f" {probe.name}: {one_line(probe.reason)}"]
+            for probe in verdict.probes
+            if probe.verdict != "pass" and probe.reason != LEFT_OUT
+        ]
+        parts += [(f"    known quirk of {quirk}", "dim") for quirk in verdict.quirks]
         if verdict.causes:
-            parts = ", ".join(f"{cause.part} {cause.share:.0%}" for cause in verdict.causes)
+            causes = ", ".join(f"{cause.part} {cause.share:.0%}" for cause in verdict.causes)
             reason = verdict.causes[0].because
-            out.print(f"    likely cause: {parts}{f' ({reason})' * bool(reason)}", markup=False)
+            parts.append(f"    likely cause: {causes}{f' ({reason})' * bool(reason)}")
+        print_parts(*parts)
         if found := verdict.reproduction:
             again = f"failed {found.failed} of {found.times} times when sent again" if found.times else "not sent again"
-            out.print(f"    reproduce ({again}): {found.command_line(str(self.folder))}", markup=False, soft_wrap=True)
+            print_lines([f"    reproduce ({again}): {found.command_line(str(self.folder))}"])
         shown = verdict.verdict == "pass" or any(probe.verdict == verdict.verdict for probe in verdict.probes)
-        for failure in () if shown else verdict.slips:
-            if failure.verdict == verdict.verdict:
-                _print_failure(failure)
+        failures = () if shown else verdict.slips
+        print_parts(*_failure_lines(failure for failure in failures if failure.verdict == verdict.verdict))
 
-    def print_summary(self, results: "CheckResults", trials: int) -> None:
+    def print_summary(self, results: CheckResults, trials: int) -> None:
         """Print the failures over all checks, the verdict with its counts, and what so many trials can miss."""
-        from rich.markup import escape
-
-        from moebox.verify.options import LEFT_OUT
-
-        out = stdout_console()
-        failures = [failure for failure in results.slips if failure.seen]
-        if failures:
-            out.print("\nFailures over all checks:")
-        for failure in failures:
-            _print_failure(failure)
-        count = Counter(verdict.verdict for verdict in results.rungs)
+        if failures := [failure for failure in results.slips if failure.seen]:
+            print_parts("\nFailures over all checks:", *_failure_lines(failures))
+        count: Counter[str] = Counter(verdict.verdict for verdict in results.rungs)
         counts = [f"{count['pass']} of {len(results.rungs) - count['skip']} checks passed"]
-        counts += [f"{count['warn']} with warnings"] if count["warn"] else []
-        counts += [f"{count['fail']} failed"] if count["fail"] else []
-        counts += [f"{count['skip']} skipped"] if count["skip"] else []
+        words = {"warn": "with warnings", "fail": "failed", "skip": "skipped"}
+        counts += [f"{count[verdict]} {text}" for verdict, text in words.items() if count[verdict]]
         effort = f"{plural(results.requests, 'request')} in {format_seconds(results.seconds)}"
-        verdict = f"[{COLOURS[results.verdict]}]{results.verdict}[/]"
-        out.print(f"{verdict}: {', '.join(counts)}; {effort}", soft_wrap=True)
+        verdict = (results.verdict, VERDICT_MARKS[results.verdict][1])
+        print_lines([[verdict, f": {', '.join(counts)}; {effort}"]])
         seen = ", ".join(f"1 of {rate} with {1 - (1 - 1 / rate) ** trials:.0%}" for rate in (3, 10, 30))
         power = f"{plural(trials, 'trial')} of the usual requests, fewer of others, show a fault in {seen}"
         if any(probe.reason == LEFT_OUT for verdict in results.rungs for probe in verdict.probes):
             power += "; none in what was left out"
-        for note in (*results.notes, results.stopped or power):
-            out.print(escape(one_line(note)))
-        stderr_console().print(f"evidence: {escape(str(self.folder / 'verdicts'))}", soft_wrap=True)
+        print_parts(*map(one_line, (*results.notes, results.stopped or power)))
+        print_note(f"evidence: {self.folder / 'verdicts'}")
 
 
-def _print_failure(failure: "Failure") -> None:
-    """Print a kind of failure, what it means, and an example."""
-    from rich.markup import escape
-
-    from moebox.verify.statistics import describe_failure
-
-    mark, text = VERDICT_MARKS[failure.verdict], escape(describe_failure(failure))
-    stdout_console().print(f"    {mark} {escape(failure.kind)}: {text}")
-    stdout_console().print(f"      [dim]{escape(one_line(failure.example, 140))}[/]")
+def _failure_lines(failures: Iterable[Failure]) -> Iterator[Part]:
+    """Yield each kind of failure, what it means, and an example."""
+    for failure in failures:
+        yield ["    ", VERDICT_MARKS[failure.verdict], f" {failure.kind}: {describe_failure(failure)}"]
+        yield (f"      {one_line(failure.example, 140)}", "dim")
 
 
 def quality(
@@ -254,13 +222,7 @@ def quality(
         save: Write the log-probabilities of this server to a file, as a reference for others.
         text: Score this text file too.
     """
-    from moebox import codec
-    from moebox.files import write_atomic
-    from moebox.quality.reference import read_reference
-    from moebox.quality.texts import read_user_text
-    from moebox.store import Run
-
-    check_writable(save)
+    output.check_writable(save)
     paths = map(Path, reference)  # a file, or the name of a run
     references = [read_reference(each if each.exists() or each.suffix else Run.open(str(each)).path) for each in paths]
     own_text = read_user_text(text) if text else None
@@ -277,33 +239,26 @@ def quality(
     if save:
         write_atomic(save, content)
     document = {**codec.to_document(result), "run": str(run.path), "saved": str(save or "")}
-    print_result(json, document, lambda: _print_result(result, run.path, save))
-    return exit_code(not (result.judged and result.judged.different))
+    good = not (result.judged and result.judged.different)
+    return print_result(json, document, lambda: _print_result(result, save or run.path), good=good)
 
 
-def _print_result(result: "QualityResult", folder: Path, save: Path | None) -> None:
+def _print_result(result: "QualityResult", reference: Path) -> None:
     """Print the figures by kind of text and by depth, the bounds, and the verdict."""
-    from rich.markup import escape
-    from rich.table import Table
-
-    from moebox.quality.judge import format_nats
-
-    out = stdout_console()
-    judged = result.judged
-    if judged:
-        out.print(escape(f"reference: {result.references[judged.nearest]}"), soft_wrap=True)
-        heads = ("", "KL in nats (95%)", "99th pct", "same top", "perplexity", "positions")
-        table = Table(*heads, box=None, pad_edge=False)
+    if judged := result.judged:
+        rows = []
         for row in (judged.figures, *judged.by_kind, *judged.by_depth):
             mean, ratio = row.mean_kl, row.perplexity_ratio
             interval = f"{format_nats(mean.value)} ({format_nats(mean.low)}-{format_nats(mean.high)})"
             share = f"{row.same_top.value:.1%}"
             cells = (interval, format_nats(row.p99_kl.value), share, f"x{ratio.value:.3f}" if ratio else "")
-            table.add_row(row.name, *cells, f"{row.positions:,}")
-        out.print(table)
-        most = format_nats(judged.figures.mean_kl_most)
-        out.print(f"at least {format_nats(judged.figures.mean_kl.value)} nats, at most {most} with the unknown tokens")
-        out.print(escape(judged.verdict), soft_wrap=True)
+            rows.append((row.name, *cells, f"{row.positions:,}"))
+        print_lines([f"reference: {result.references[judged.nearest]}"])
+        heads = ("", "KL in nats (95%)", "99th pct", "same top", "perplexity", "positions")
+        least, most = (format_nats(nats) for nats in (judged.figures.mean_kl.value, judged.figures.mean_kl_most))
+        bounds = f"at least {least} nats, at most {most} with the unknown tokens"
+        print_parts(make_table(heads, rows, left_columns=("",)), bounds)
+        print_lines([judged.verdict])
     else:
-        out.print(f"{result.positions:,} positions scored; `--reference` compares them with another server's")
-    stderr_console().print(escape(f"reference: {save or folder}"), soft_wrap=True)
+        print_parts(f"{result.positions:,} positions scored; `--reference` compares them with another server's")
+    print_note(f"reference: {reference}")

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Self
 
 from moebox.cli import flags
 from moebox.cli.bench.results import sparkline
-from moebox.cli.display import LiveDisplay
+from moebox.cli.display import LiveDisplay, make_grid, make_group
 from moebox.cli.flags import AsJson, KeyEnv, ServedModel
-from moebox.cli.output import exit_code, print_json, stderr_console, stdout_console
+from moebox.cli.output import Part, View, exit_code, print_json, print_note, print_parts, stdout_console
 from moebox.cli.target import create_run, find_endpoint, warn_simulation
 from moebox.errors import INTERRUPTED, refuse_if
+from moebox.escape import clip_text
+from moebox.serve.state import list_instances
 from moebox.stream.limits import is_twin
 from moebox.units import format_seconds
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-
     from moebox.flows.watch import EndpointWatcher, MetricsLook
 
 LAST_CHECK_S = 120.0  # for a check that is still running at the end
@@ -50,8 +50,7 @@ def watch(
     """
     from concurrent.futures import ThreadPoolExecutor
 
-    from moebox.flows.watch import CANARIES, AlertSender, EndpointWatcher, WatchHistory
-    from moebox.serve.state import list_instances
+    from moebox.flows.watch import CANARIES, EndpointWatcher, WatchHistory, send_alert
 
     pause, check_s = flags.parse_duration("--every", every), flags.parse_duration("--canary", canary)
     long_s = flags.parse_duration("--time", time or "0")
@@ -64,13 +63,14 @@ def watch(
     warn_simulation(any(endpoint.log and is_twin(endpoint) for endpoint in endpoints))
     folders = [Path(each.log).parent if each.log else create_run("watch", each).path for each in endpoints]
     histories = list(map(WatchHistory, folders))
-    sender = AlertSender(os.environ.get("MOEBOX_ALERT", ""), lambda line: stderr_console().print(line, markup=False))
-    screen = WatchScreen(stderr_console() if json else stdout_console(), watchers, quiet=json)
+    receiver = os.environ.get("MOEBOX_ALERT", "")
+    screen = WatchScreen(watchers, quiet=json)
 
     def keep_news() -> None:
         for watcher, history in zip(watchers, histories, strict=True):
             for alert in history.add(watcher.looks[-1], watcher.alerts):
-                sender.send(alert, watcher.endpoint)
+                if receiver and (problem := send_alert(receiver, alert, watcher.endpoint)):
+                    print_note(f"the alert was not delivered: {problem}")
         screen.refresh()
 
     interrupted = False
@@ -93,10 +93,11 @@ def watch(
     except KeyboardInterrupt:
         interrupted = True
     if json:
-        seen = list[dict[str, object]]()
-        for each in watchers:
-            about = {"url": each.endpoint.base_url, "model": each.endpoint.model, "looks": list(each.looks)}
-            seen.append({**about, "alerts": each.alerts, "canaries": each.canaries})
+        seen = [
+            {"url": each.endpoint.base_url, "model": each.endpoint.model, "looks": list(each.looks)}
+            | {"alerts": each.alerts, "canaries": each.canaries}
+            for each in watchers
+        ]
         print_json(seen[0] if len(seen) == 1 else {"endpoints": seen})
     return INTERRUPTED if interrupted else exit_code(not any(watcher.alerts for watcher in watchers))
 
@@ -104,25 +105,23 @@ def watch(
 class WatchScreen(LiveDisplay):
     """Redraws itself on a terminal, and prints a line every few seconds elsewhere."""
 
-    def __init__(self, console: "Console", watchers: "list[EndpointWatcher]", *, quiet: bool = False) -> None:
-        from rich.live import Live
-
-        self.console, self.watchers, self.quiet = console, watchers, quiet
-        self.live = Live(console=console, auto_refresh=False) if console.is_terminal and not quiet else None
+    def __init__(self, watchers: "list[EndpointWatcher]", *, quiet: bool = False) -> None:
+        self.watchers, self.quiet = watchers, quiet
         self.last_line = 0.0
         self.printed = [(0, 0)] * len(watchers)  # alerts and checks
 
     def __enter__(self) -> Self:
-        if self.live:
+        from rich.live import Live
+
+        if stdout_console().is_terminal and not self.quiet:  # redrawn by `refresh`, as other threads look
+            self.live = Live(console=stdout_console(), auto_refresh=False)
             self.live.start()
         return self
 
     def refresh(self) -> None:
         if self.live:
-            from rich.console import Group
-
             pages = [watch_page(watcher, compact=len(self.watchers) > 1) for watcher in self.watchers]
-            self.live.update(Group(*pages), refresh=True)
+            self.live.update(make_group(*pages), refresh=True)
         if self.live or self.quiet:
             return
         shows_looks = clock.monotonic() - self.last_line >= LINE_S
@@ -136,8 +135,7 @@ class WatchScreen(LiveDisplay):
                 lines.append(f"{canary.check} {canary.verdict} in {format_seconds(canary.seconds)}{reason}")
             lines += [look_line(watcher.looks[-1])] * shows_looks
             name = f"{watcher.label}: " * (len(self.watchers) > 1)
-            for line in lines:
-                self.console.print(f"{name}{line}", markup=False)
+            print_parts(*(f"{name}{line}" for line in lines))
 
 
 def look_line(look: "MetricsLook") -> str:
@@ -149,39 +147,32 @@ def look_line(look: "MetricsLook") -> str:
     return ", ".join(shown) or "it answers, and has no metrics"
 
 
-def watch_page(watcher: "EndpointWatcher", *, compact: bool = False) -> "RenderableType":
+def watch_page(watcher: "EndpointWatcher", *, compact: bool = False) -> View:
     """Return the whole screen: alerts, a chart for each metric, then checks; 24 lines if all of it is known.
 
     Compact, for one of several endpoints: alerts and one line of figures.
     """
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
     from moebox.flows.watch import SHOWN
 
     looks = list(watcher.looks)[-LOOKS:]
     if compact:
-        rows = [f"{watcher.label}: {look_line(looks[-1])}", *(f"! {alert.text}" for alert in watcher.alerts[-2:])]
-        return Text("\n".join(rows))
-    state = Text("answers", style="green") if looks[-1].answered else Text("no answer", style="bold red")
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-    for _ in range(3):
-        table.add_column(no_wrap=True)
+        return make_group(
+            f"{watcher.label}: {look_line(looks[-1])}", *(f"! {alert.text}" for alert in watcher.alerts[-2:])
+        )
+    state = ("answers", "green") if looks[-1].answered else ("no answer", "bold red")
+    parts: list[Part] = [[f"{watcher.endpoint.model} at {watcher.endpoint.base_url}  ", state]]
+    parts += [(f"! {alert.text}", "bold yellow") for alert in watcher.alerts[-3:]]
+    rows = []
     for name, title, word in SHOWN:
         values = [look.figures.get(name) for look in looks]
-        known = [value for value in values if value is not None]
-        if known:
-            table.add_row(title, word(known[-1]), sparkline([value or 0.0 for value in values], LOOKS))
-    head = Text.assemble(f"{watcher.endpoint.model} at {watcher.endpoint.base_url}  ", state)
-    parts: list[RenderableType] = [head]
-    parts += [Text(f"! {alert.text}", style="bold yellow") for alert in watcher.alerts[-3:]]
-    parts += [Text(), table]
-    if not table.row_count:
-        parts.append(Text("no metrics: only its answers are watched", style="dim"))
+        if known := [value for value in values if value is not None]:
+            rows.append((title, word(known[-1]), sparkline([value or 0.0 for value in values], LOOKS)))
+    parts += ["", make_grid(rows, gap=2, whole=3)]
+    if not rows:
+        parts.append(("no metrics: only its answers are watched", "dim"))
     if "gpu_clock" not in looks[-1].figures:
-        parts.append(Text("no GPU clocks: another machine's, or no driver here that NVML can ask", style="dim"))
+        parts.append(("no GPU clocks: another machine's, or no driver here that NVML can ask", "dim"))
     for canary in watcher.canaries[-2:]:
-        took = f"{canary.verdict} in {format_seconds(canary.seconds)}"
-        parts.append(Text(f"{canary.check}: {took}  {canary.reason}", style="dim", no_wrap=True, overflow="ellipsis"))
-    return Group(*parts)
+        text = f"{canary.check}: {canary.verdict} in {format_seconds(canary.seconds)}  {canary.reason}"
+        parts.append((clip_text(text, stdout_console().width), "dim"))
+    return make_group(*parts)

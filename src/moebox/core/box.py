@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from moebox.core.calibration import Calibration
+from moebox.core.recipe import VISIBLE_DEVICES
 
 # Compute capability to architecture (CUDA programming guide, table of compute capabilities).
 GENERATIONS = {
@@ -119,6 +120,10 @@ class Link:
     lanes: int = 0  # NVLink links
 
 
+# Sets of instructions that engines are built for, by the kernel's names.
+CPU_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cpu:
     """The processors of all sockets."""
@@ -129,6 +134,7 @@ class Cpu:
     threads: int = 0
     numa_nodes: int = 1
     channels: int = 0  # memory channels of all sockets; 0: unknown
+    features: tuple[str, ...] = ()  # those of CPU_FEATURES that it has; empty: unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,6 +206,22 @@ class Box:
     def links_by_pair(self) -> dict[tuple[int, int], Link]:
         """Links by the two GPUs, in either order."""
         return {(link.a, link.b): link for link in self.links} | {(link.b, link.a): link for link in self.links}
+
+    @property
+    def all_gpus(self) -> tuple[Gpu, ...]:
+        """The GPUs of all nodes."""
+        return self.gpus * self.nodes
+
+    def largest_gpus(self, count: int) -> tuple[int, ...]:
+        """Indices of the `count` GPUs with the most memory, for a tensor-parallel group."""
+        gpus = self.all_gpus
+        order = sorted(range(len(gpus)), key=lambda i: (-gpus[i].memory, -gpus[i].bandwidth, i))
+        return tuple(sorted(order[:count]))
+
+    def visible_devices_env(self, used: tuple[int, ...]) -> dict[str, str]:
+        """The environment in which a program sees only these GPUs; empty if they are the first ones."""
+        numbers = tuple(self.gpu_numbers[place] for place in used) if self.gpu_numbers else used
+        return {} if numbers == tuple(range(len(numbers))) else {VISIBLE_DEVICES: ",".join(map(str, numbers))}
 
     @property
     def gpu_memory(self) -> int:

@@ -82,6 +82,10 @@ class Boot:
     drift: float = 0.0  # of the first point between the beginning and the end
     left_out: int = 0  # kinds of step for which there was no time
 
+    @property
+    def text(self) -> str:
+        return f"{self.layers} layers" + (f" ({self.gpu_experts} with experts on GPUs)" if self.gpu_experts else "")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibratedBox:

@@ -6,7 +6,7 @@
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from moebox.core import gpu_list, registry
+from moebox.core import registry
 from moebox.core.box import Box, Gpu, gpu_size
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Recipe
@@ -82,8 +82,8 @@ class Deployment:
         """One GPU of each kind that the recipe uses, the smallest first."""
         if self.box is None:
             return ()
-        every = gpu_list.all_gpus(self.box)
-        used = [every[index] for index in gpu_list.used_gpus(self.box, self.recipe)] or every
+        every = self.box.all_gpus
+        used = [every[index] for index in self.recipe.used_gpus(self.box)] or every
         return tuple(sorted({gpu.name: gpu for gpu in used}.values(), key=gpu_size))
 
     @property

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from moebox import codec
 from moebox.core.catalogue import load_table
-from moebox.core.recipe import Flag, Recipe
+from moebox.core.recipe import Flag
 from moebox.data import FOLDER
 from moebox.errors import UnknownName
 
@@ -46,10 +46,9 @@ def preset_names() -> tuple[str, ...]:
 
 @functools.cache
 def load_preset(name: str) -> ImagePreset:
+    """The preset of that name; one without settings for ""."""
+    if not name:
+        return NO_PRESET
     if name not in preset_names():
         raise UnknownName("runtime.preset", name, preset_names())
     return codec.decode(ImagePreset, load_table(f"presets/{name}"), where=f"presets/{name}.toml")
-
-
-def recipe_preset(recipe: Recipe) -> ImagePreset:
-    return load_preset(recipe.runtime.preset) if recipe.runtime.preset else NO_PRESET

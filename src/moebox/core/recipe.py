@@ -4,13 +4,21 @@
 have in common have a field; others go to `flags`, under the engine's own names, and are checked against its flag table.
 """
 
+import functools
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from moebox.core.box import Box
 
 EngineName = str  # of an engine in core.registry
 RuntimeKind = Literal["native", "docker", "podman", "embedded"]
 FORMAT = 1
 Flag = str | int | float | bool | list[str]
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+_FREE_TABLES = ("flags", "env", "runtime.mounts")  # tables with any keys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,3 +199,42 @@ class Recipe:
     def draft_tokens(self) -> int:
         """Draft tokens per step; 0 without speculative decoding."""
         return self.speculate.tokens if self.speculate else 0
+
+    def get(self, path: str) -> Any:
+        """Return the setting at a path such as "parallel.dcp" or "env.NCCL_PROTO"; None if nothing is set there."""
+        names, key = split_path(path)
+        value: Any = self
+        for name in names:
+            value = getattr(value, name, None)
+        if value is None or key is None:
+            return value
+        return value.get(key) if isinstance(value, Mapping) else None
+
+    def with_store_here(self) -> "Recipe":
+        """Return the recipe with its KV store in the home of this user."""
+        tiers = self.kv_tiers
+        return replace(self, kv_tiers=replace(tiers, folder=os.path.expanduser(tiers.folder))) if tiers else self
+
+    def used_gpus(self, box: "Box") -> tuple[int, ...]:
+        """Indices of the GPUs of a box that it runs on: by CUDA_VISIBLE_DEVICES if set, else the first ones."""
+        every = range(len(box.all_gpus))
+        picked = tuple(every)
+        numbers = [*filter(None, self.env.get(VISIBLE_DEVICES, "").replace(" ", "").split(","))]
+        if self.env.get(VISIBLE_DEVICES) and all(map(str.isdigit, numbers)):  # UUIDs count as all GPUs
+            places = dict(zip(map(str, box.gpu_numbers or every), every, strict=False))
+            picked = tuple(places[number] for number in numbers if number in places)
+        return picked if self.hybrid else picked[: self.parallel.gpu_count]
+
+    def pipeline_stages(self, box: "Box") -> dict[int, int]:
+        """The stage of each GPU used."""
+        per_stage = self.parallel.tp * self.parallel.dp
+        return {index: min(rank // per_stage, self.parallel.pp - 1) for rank, index in enumerate(self.used_gpus(box))}
+
+
+@functools.cache
+def split_path(path: str) -> tuple[tuple[str, ...], str | None]:
+    """Split a setting's path into field names and, in a table with any keys, the key (which may contain dots)."""
+    for free in _FREE_TABLES:
+        if path.startswith(f"{free}."):
+            return tuple(free.split(".")), path[len(free) + 1 :]
+    return tuple(path.split(".")), None

@@ -10,26 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moebox.core.traits import Traits
-from moebox.errors import UnknownName
+from moebox.errors import IMPORT_ERRORS, UnknownName
 
 ENTRY_POINT_GROUP = "moebox.engines"
 OWN_PACKAGE = "moebox.engines"
 OWN_FOLDER = Path(__file__).parents[1] / "engines"
-# Errors that importing another package's module may raise.
-IMPORT_ERRORS = (
-    ImportError,
-    SyntaxError,
-    NameError,
-    AttributeError,
-    TypeError,
-    ValueError,
-    LookupError,
-    RuntimeError,
-    AssertionError,
-    ArithmeticError,
-    OSError,
-    SystemExit,
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

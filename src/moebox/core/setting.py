@@ -5,7 +5,6 @@ The types of the fields parse the values of `--set`. A changed recipe is a new o
 
 import dataclasses
 import fnmatch
-import functools
 import json
 import operator
 import re
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from moebox import codec
-from moebox.core.recipe import Recipe
+from moebox.core.recipe import Recipe, split_path
 from moebox.errors import BadInput, UnknownName, refuse_if, suggest_names
 from moebox.units import parse_seconds, parse_tokens
 
@@ -147,25 +146,14 @@ def _without_none(kind: Any) -> Any:
     return others[0] if len(others) == 1 else kind
 
 
-_FREE_TABLES = ("flags", "env", "runtime.mounts")  # tables with any keys; a value of None removes the key
-
-
-def get_setting(recipe: Recipe, path: str) -> Any:
-    """Return the value at `path`, or None if nothing is set there."""
-    names, key = _split_path(path)
-    value: Any = recipe
-    for name in names:
-        value = getattr(value, name, None)
-    if value is None or key is None:
-        return value
-    return value.get(key) if isinstance(value, Mapping) else None
-
-
 def with_settings(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
-    """Return `recipe` with every path of `changes` set. Raise BadInput for an unknown path or an invalid value."""
+    """Return `recipe` with every path of `changes` set; None removes a key of a table with any keys.
+
+    Raise BadInput for an unknown path or an invalid value.
+    """
     document = codec.to_plain(recipe)
     for path, value in changes.items():
-        names, key = _split_path(path)
+        names, key = split_path(path)
         kind: Any = Recipe
         table = document
         for name in names if key is not None else names[:-1]:
@@ -203,12 +191,3 @@ def _nested_type(kind: Any, name: str, path: str) -> Any:
     if name not in hints:
         raise BadInput(f"a recipe has no setting {path!r}", hint=suggest_names(name, hints))
     return next(filter(dataclasses.is_dataclass, (hints[name], *typing.get_args(hints[name]))), None)
-
-
-@functools.cache
-def _split_path(path: str) -> tuple[tuple[str, ...], str | None]:
-    """Split into field names and, in a table with any keys, the key (which may contain dots)."""
-    for free in _FREE_TABLES:
-        if path.startswith(f"{free}."):
-            return tuple(free.split(".")), path[len(free) + 1 :]
-    return tuple(path.split(".")), None

@@ -6,6 +6,7 @@ file or a script must match a pattern here before it is used. Two fields name pr
 allowed that give the container no more of the machine than its GPUs. Renderers quote on top of this.
 """
 
+import dataclasses
 import ipaddress
 import re
 import shlex
@@ -86,7 +87,7 @@ def validate_recipe(recipe: Recipe) -> None:
 def _rules(recipe: Recipe) -> Iterator[Rule]:
     """Yield every rule with whether this recipe breaks it; a rule may rely on the ones before it."""
     yield recipe.format > FORMAT, f"format {recipe.format} is newer than this moebox, which reads up to {FORMAT}", None
-    texts = list(_all_texts(codec.to_plain(recipe), ""))
+    texts = list(_all_texts(dataclasses.asdict(recipe), ""))
     for path, _, text in texts:  # a line break ends a line of a rendered file, and in YAML so does U+2028
         hidden = next((character for character in text if not character.isprintable()), "")
         code = f"U+{ord(hidden or ' '):04X}"

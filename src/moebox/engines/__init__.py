@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from moebox.engines.engine import memory_budget as memory_budget
     from moebox.engines.events import LogEvent as LogEvent
     from moebox.engines.flags import newest_version as newest_version
-    from moebox.engines.flags import version_or_newest as version_or_newest
     from moebox.engines.rules import check_recipe as check_recipe
     from moebox.engines.rules import require_weights_file as require_weights_file
 
@@ -41,7 +40,6 @@ _LAZY = {
     "newest_version": "flags",
     "runs_in_container": "assemble",
     "shell_text": "assemble",
-    "version_or_newest": "flags",
 }
 
 

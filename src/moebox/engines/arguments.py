@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from moebox.core import families
 from moebox.core.deployment import Deployment
 from moebox.core.recipe import Flag, Recipe
-from moebox.core.setting import get_setting
 from moebox.engines.flags import Argument, FlagCatalogue, is_flag
 
 
@@ -40,7 +39,7 @@ def field_arguments(
     """Return an argument for every field that differs from the engine's default; `host` replaces listen.host."""
     arguments: list[Argument] = []
     for flag, path in fields.items():
-        value = host if host and path == "listen.host" else get_setting(recipe, path)
+        value = host if host and path == "listen.host" else recipe.get(path)
         if value is True:
             arguments.append((flag,))
         elif value is False:

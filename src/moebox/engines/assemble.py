@@ -62,12 +62,12 @@ def image_name(deployment: Deployment) -> str:
     """Return the recipe's image, its preset's, or the engine's own for this version."""
     recipe, engine = deployment.recipe, deployment.engine
     own = engine.image.format(version=recipe.engine_version or newest_version(engine.name))
-    return recipe.runtime.image or presets.recipe_preset(recipe).image or own
+    return recipe.runtime.image or presets.load_preset(recipe.runtime.preset).image or own
 
 
 def image_entry(deployment: Deployment) -> tuple[str, ...]:
     """Return the command that starts the engine inside its image."""
-    given = deployment.recipe.runtime.entry or presets.recipe_preset(deployment.recipe).entry
+    given = deployment.recipe.runtime.entry or presets.load_preset(deployment.recipe.runtime.preset).entry
     return validation.parse_entry(given) if given else deployment.engine.image_entry
 
 
@@ -81,7 +81,7 @@ def container_network(recipe: Recipe) -> str:
             return "host"
         if option in ("--network", "--net") and options[place + 1 : place + 2] == ("host",):
             return "host"
-    return presets.recipe_preset(recipe).network
+    return presets.load_preset(recipe.runtime.preset).network
 
 
 def container_mounts(deployment: Deployment) -> dict[str, str]:
@@ -95,7 +95,7 @@ def container_mounts(deployment: Deployment) -> dict[str, str]:
         mounts[folder] = f"{folder}:ro"
     if recipe.tiers.disk_gib:
         mounts[store_folder(deployment, outside=True)] = store_folder(deployment)
-    cache = presets.recipe_preset(recipe).cache
+    cache = presets.load_preset(recipe.runtime.preset).cache
     if cache and cache not in mounts.values():
         # Named after the image, so that kernels of an older one are not found again.
         mounts[f"moebox-jit-{image_name(deployment).rpartition(':')[2]}"] = cache
@@ -150,7 +150,7 @@ def container_options(deployment: Deployment, launch: Launch) -> list[str]:
     options = [*GPU_OPTIONS[recipe.runtime.kind]] if uses_gpus(deployment) else []
     if deployment.engine.shares_memory:
         options.append("--ipc=host")  # NCCL and the workers share memory; a container's own 64 MB is too little
-    own = [*recipe.runtime.options, *presets.recipe_preset(recipe).options]
+    own = [*recipe.runtime.options, *presets.load_preset(recipe.runtime.preset).options]
     if container_network(recipe) != "host":
         options += ["-p", published_port(launch)]
     elif not any(option.startswith(("--network", "--net")) for option in own):

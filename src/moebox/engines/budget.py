@@ -5,7 +5,6 @@ from dataclasses import replace
 from itertools import starmap
 from typing import Protocol
 
-from moebox.core import gpu_list
 from moebox.core.box import Box, Gpu
 from moebox.core.deployment import Deployment
 from moebox.core.model import KV_BYTES, Checkpoint, Component, Model
@@ -88,8 +87,7 @@ class RankMemory(Protocol):
 def budget_over_ranks(deployment: Deployment, rank: RankMemory) -> Memory:
     """Return the budget of an engine whose cache is as large on every rank as on the fullest."""
     box, model, _, recipe = deployment.facts
-    gpus, used = gpu_list.all_gpus(box), gpu_list.used_gpus(box, recipe)
-    stages = gpu_list.pipeline_stages(used, recipe)
+    gpus, stages = box.all_gpus, recipe.pipeline_stages(box)
     kinds = _gpu_kinds(gpus, stages)
     tokens = min(starmap(rank.cache_tokens, kinds), default=0)
     missing = max(starmap(rank.missing_bytes, kinds), default=0)
@@ -111,7 +109,7 @@ def budget_over_ranks(deployment: Deployment, rank: RankMemory) -> Memory:
         devices=all_gpu_memory(gpus, devices),
         kv_tokens=tokens,
         kv_bytes_per_token=token_bytes(model, recipe),
-        fits=missing <= 0 and recipe.parallel.gpu_count <= len(used) and tokens >= recipe.context,
+        fits=missing <= 0 and recipe.parallel.gpu_count <= len(stages) and tokens >= recipe.context,
         shortfall=max(0, missing),
     )
 
@@ -124,14 +122,14 @@ def _gpu_kinds(gpus: Sequence[Gpu], stages: Mapping[int, int]) -> dict[tuple[Gpu
 def fullest_gpu(deployment: Deployment, rank: RankMemory) -> tuple[Gpu, int] | None:
     """Return the GPU and stage whose cache holds the fewest tokens, which decides for all; None without GPUs."""
     box, recipe = deployment.required_box, deployment.recipe
-    stages = gpu_list.pipeline_stages(gpu_list.used_gpus(box, recipe), recipe)
-    return min(_gpu_kinds(gpu_list.all_gpus(box), stages), key=lambda kind: rank.cache_tokens(*kind), default=None)
+    kinds = _gpu_kinds(box.all_gpus, recipe.pipeline_stages(box))
+    return min(kinds, key=lambda kind: rank.cache_tokens(*kind), default=None)
 
 
 def first_gpu(box: Box, recipe: Recipe) -> Gpu | None:
     """Return the first GPU that a recipe runs on, or None."""
-    used = gpu_list.used_gpus(box, recipe)
-    return gpu_list.all_gpus(box)[used[0]] if used else None
+    used = recipe.used_gpus(box)
+    return box.all_gpus[used[0]] if used else None
 
 
 def ram_overhead(box: Box) -> int:

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Protocol, cast
 
 from moebox.core import registry
-from moebox.core.box import Gpu
+from moebox.core.box import Box, Gpu
 from moebox.core.deployment import Deployment
 from moebox.core.plan import ArithmeticLine, Memory, PlanWarning
 from moebox.core.recipe import Flag, Recipe
@@ -21,8 +21,8 @@ from moebox.engines.arguments import LaunchNode
 from moebox.engines.budget import add_tier_memory
 from moebox.engines.events import LogEvent, LogPattern, engine_patterns, match_line
 from moebox.engines.flags import Argument
-from moebox.engines.refusals import common_refusals
-from moebox.errors import BadInput
+from moebox.engines.support import common_refusals
+from moebox.errors import IMPORT_ERRORS, BadInput
 
 WORST_FIRST = {"fatal": 0, "warning": 1, "note": 2}
 EMPTY: Mapping[str, str] = MappingProxyType({})
@@ -61,8 +61,8 @@ class Engine(Protocol):
         """Pass the API key without putting it in argv; by default the engine reads it from Traits.key_env."""
         return argv
 
-    def build_commands(self, source: str, folder: str, gpus: Sequence[Gpu], jobs: int) -> list[tuple[str, ...]]:
-        """Return the commands that build its program from a source tree into `folder`/bin; empty if moebox cannot."""
+    def build_commands(self, source: str, folder: str, box: Box, jobs: int) -> list[tuple[str, ...]]:
+        """Return the commands that build its program for a machine into `folder`/bin; empty if moebox cannot."""
         return []
 
     # Memory.
@@ -151,7 +151,7 @@ def load_engine(name: str) -> Engine:
     hint = f"`moebox doctor engine {name}` checks the package; docs/engines.md lists what it needs"
     try:
         engine = importlib.import_module(f"{package}.engine").ENGINE
-    except registry.IMPORT_ERRORS as problem:
+    except IMPORT_ERRORS as problem:
         reason = " ".join(str(problem).split())[:200]
         text = f"engine {name!r} of {package} cannot be used: {type(problem).__name__}: {reason}"
         raise BadInput(text, hint=hint) from problem

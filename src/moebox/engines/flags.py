@@ -137,9 +137,9 @@ def is_newer_than_known(engine: EngineName, version: str) -> bool:
     return not version_key(version) or version_key(version)[:2] > version_key(newest_version(engine))[:2]
 
 
-def version_or_newest(recipe: Recipe) -> str:
-    """The version that a recipe names, or the newest that moebox knows."""
-    return recipe.engine_version or newest_version(recipe.engine)
+def is_at_least(recipe: Recipe, release: str) -> bool:
+    """Whether a recipe's version, or the newest known if it names none, is a release or newer."""
+    return version_key(recipe.engine_version or newest_version(recipe.engine)) >= version_key(release)
 
 
 @functools.cache

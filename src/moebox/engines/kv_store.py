@@ -1,14 +1,11 @@
 """The folder and the identity of a KV store on disk: blocks of other engines, models or cache types never mix."""
 
 import hashlib
-import os
 import re
-from dataclasses import replace
 from pathlib import PurePosixPath
 
 from moebox.core.deployment import Deployment
-from moebox.core.recipe import Recipe
-from moebox.engines.flags import version_or_newest
+from moebox.engines.flags import newest_version
 from moebox.sizing.kv import kv_type
 
 GIB = 2**30
@@ -17,9 +14,10 @@ GIB = 2**30
 def store_identity(deployment: Deployment) -> dict[str, str]:
     """What the bytes of a store depend on. Any flag or variable may change them, so each set has a store of its own."""
     recipe, runtime = deployment.recipe, deployment.recipe.runtime
+    version = deployment.running_version or recipe.engine_version or newest_version(recipe.engine)
     settings = (sorted(recipe.flags.items()), sorted(recipe.env.items()), recipe.speculate, runtime.setup)
     return {
-        "engine": f"{recipe.engine} {deployment.running_version or version_or_newest(recipe)}",
+        "engine": f"{recipe.engine} {version}",
         "weights": f"{deployment.weights_path} {recipe.checkpoint} {deployment.revision}",
         "kv": kv_type(recipe),
         "layout": " ".join(recipe.parallel.labels),  # ranks keep their own shares
@@ -41,10 +39,3 @@ def store_folder(deployment: Deployment, *, outside: bool = False) -> str:
         PurePosixPath(re.sub("^~", "/root", recipe.tiers.folder) if inside else recipe.tiers.folder)
         / f"{name}-{digest}"
     )
-
-
-def expand_store_folder(recipe: Recipe) -> Recipe:
-    """Return the recipe with its store in the home of this user."""
-    if recipe.kv_tiers is None:
-        return recipe
-    return replace(recipe, kv_tiers=replace(recipe.kv_tiers, folder=os.path.expanduser(recipe.kv_tiers.folder)))

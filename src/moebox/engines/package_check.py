@@ -12,7 +12,7 @@ from moebox.core.traits import Traits
 from moebox.engines import flags
 from moebox.engines.engine import OPTIONAL_MEMBERS, REQUIRED_MEMBERS, Engine
 from moebox.engines.rules import check_recipe
-from moebox.errors import MoeboxError, UnknownName
+from moebox.errors import IMPORT_ERRORS, MoeboxError, UnknownName
 
 EXAMPLE_BOX = "8x-b200"
 
@@ -40,7 +40,7 @@ def check_package(name: str) -> list[PackageCheck]:
     checks = [PackageCheck(name="traits.py", verdict="pass", found=text)]
     try:
         engine = importlib.import_module(f"{known.package}.engine").ENGINE
-    except registry.IMPORT_ERRORS as error:
+    except IMPORT_ERRORS as error:
         found = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         fix = f"it needs ENGINE, an object with {', '.join(REQUIRED_MEMBERS)}"
         return [*checks, PackageCheck(name="engine.py", verdict="fail", found=found, fix=fix)]
@@ -97,7 +97,7 @@ def check_example(engine: Any, traits: Traits) -> PackageCheck:
         check_recipe(deployment)
         step = "entry_command"
         program = engine.entry_command(recipe)[0]
-    except (*registry.IMPORT_ERRORS, MoeboxError) as error:
+    except (*IMPORT_ERRORS, MoeboxError) as error:
         text = f"{step} failed for {model.name}: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
         return PackageCheck(name="example", verdict="fail", found=text)
     text = f"{model.name} on {EXAMPLE_BOX}: memory is counted, and the command line of {program} is valid"

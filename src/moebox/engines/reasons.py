@@ -40,7 +40,7 @@ def flag_reason(deployment: Deployment, argument: Argument) -> str:
     table = _engine_table(recipe.engine)
     if not is_flag(name):
         return table.flag.get("weights", "")
-    preset = presets.recipe_preset(recipe).why
+    preset = presets.load_preset(recipe.runtime.preset).why
     text = next((why for key, why in preset.items() if _is_same(full_flag_name(key, known), name, known)), "")
     text = text or table.flag.get(" ".join(argument), "") or table.flag.get(name, "")
     if not text:
@@ -58,7 +58,7 @@ def flag_reason(deployment: Deployment, argument: Argument) -> str:
 
 def variable_reason(deployment: Deployment, name: str) -> str:
     """Return why the environment variable `name` is set."""
-    for variable in presets.recipe_preset(deployment.recipe).variable:
+    for variable in presets.load_preset(deployment.recipe.runtime.preset).variable:
         if variable.name == name:
             return variable.why
     if name in deployment.recipe.env:

@@ -4,7 +4,6 @@ from moebox.core import presets, registry, validation
 from moebox.core.catalogue import models
 from moebox.core.deployment import Deployment
 from moebox.core.recipe import Hybrid, Recipe
-from moebox.core.setting import get_setting
 from moebox.core.traits import LAST_PORT, Traits
 from moebox.engines import flags
 from moebox.engines.arguments import canonical_name, flag_arguments, full_flag_name
@@ -41,7 +40,7 @@ def check_recipe(deployment: Deployment) -> None:
 def _check_ranges(recipe: Recipe, engine: Traits) -> None:
     share, port = recipe.memory_utilization, recipe.listen.port
     for path, least in LEAST.items():
-        value = get_setting(recipe, path)
+        value = recipe.get(path)
         refuse_if(value is not None and value < least, f"{path}: {value} is less than {least}")
     outside = share is not None and not 0 < share <= 1
     refuse_if(outside, f"memory_utilization: {share} is not a share between 0 and 1", hint="write it like 0.90")

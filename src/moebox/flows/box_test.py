@@ -14,7 +14,7 @@ from moebox.detect.conditions import ConditionsWatch
 from moebox.doctor import measured
 from moebox.doctor.box import HostCheck
 from moebox.doctor.rank_program import REDUCE_BYTES
-from moebox.doctor.ranks import PROGRAM, RankRun, find_torch_python, run_ranks
+from moebox.doctor.ranks import PROGRAM, find_torch_python, run_ranks
 from moebox.hub.client import hub_cache
 from moebox.planner.speed.constants import find_efficiency
 from moebox.planner.speed.links import make_fabric
@@ -30,18 +30,30 @@ def run_box_tests(box: Box, *, on_step: Callable[[str], None] = lambda text: Non
     on_step("errors since boot")
     if box.gpus:
         yield from measured.kernel_log_checks(health.read_kernel_log())
-    if module := nvml.load_nvml():
-        yield from _ecc_checks(module)
+    for index, count, state in health.memory_errors(module) if (module := nvml.load_nvml()) else ():
+        name, expected = f"gpu{index} ecc", "no uncorrected error since boot"
+        if count < 0:
+            yield HostCheck(name=name, verdict="unknown", found="this GPU counts no memory errors, or ECC is off")
+        elif count or state:
+            found = ", ".join(filter(None, (f"{count} uncorrected errors", state)))
+            fix = "reset the GPU (nvidia-smi -r) or reboot so that rows are replaced; replace the GPU if errors return"
+            yield HostCheck(name=name, verdict="fail", found=found, expected=expected, fix=fix)
+        else:
+            yield HostCheck(name=name, verdict="pass", found="none", expected=expected)
     on_step("a Python with torch")
-    python = find_torch_python()
-    if not python:
-        found = "no Python with torch: not tested"
-        fix = "activate the engine's environment (or put vllm or sglang on PATH) and run it again"
-        yield HostCheck(name="all-reduce", verdict="unknown", found=found, fix=fix)
-    else:
+    if python := find_torch_python():
         if box.gpus:
-            yield from _gpu_checks(box, python, on_step)
+            on_step("copies between host and GPUs")
+            copies = run_ranks([[python, str(PROGRAM), "copies"]], deadline_s=COPY_DEADLINE_S)
+            yield from measured.copy_checks(box, copies)
+            on_step(f"{LOAD_S:.0f} s of load")
+            with ConditionsWatch() as watch:
+                load = run_ranks([[python, str(PROGRAM), "load", str(LOAD_S)]], deadline_s=LOAD_S + COPY_DEADLINE_S)
+            yield from measured.load_checks(box, load, watch.result(), LOAD_S)
         yield from reduce_checks(box, python, on_step=on_step)
+    else:
+        fix = "activate the engine's environment (or put vllm or sglang on PATH) and run it again"
+        yield HostCheck(name="all-reduce", verdict="unknown", found="no Python with torch: not tested", fix=fix)
     on_step("memory bandwidth")
     ram_rate, threads = measure_bandwidth()
     yield measured.rate_check("ram", ram_rate, box.ram_bandwidth, "ram", note=f" read by {threads} threads")
@@ -54,29 +66,6 @@ def run_box_tests(box: Box, *, on_step: Callable[[str], None] = lambda text: Non
         yield HostCheck(name="disk speed", verdict="unknown", found=where)
 
 
-def _ecc_checks(module: object) -> Iterator[HostCheck]:
-    for index, count, state in health.memory_errors(module):
-        name, expected = f"gpu{index} ecc", "no uncorrected error since boot"
-        if count < 0:
-            yield HostCheck(name=name, verdict="unknown", found="this GPU counts no memory errors, or ECC is off")
-        elif count or state:
-            found = ", ".join(filter(None, (f"{count} uncorrected errors", state)))
-            fix = "reset the GPU (nvidia-smi -r) or reboot so that rows are replaced; replace the GPU if errors return"
-            yield HostCheck(name=name, verdict="fail", found=found, expected=expected, fix=fix)
-        else:
-            yield HostCheck(name=name, verdict="pass", found="none", expected=expected)
-
-
-def _gpu_checks(box: Box, python: str, on_step: Callable[[str], None]) -> Iterator[HostCheck]:
-    on_step("copies between host and GPUs")
-    copies = run_ranks([[python, str(PROGRAM), "copies"]], deadline_s=COPY_DEADLINE_S)
-    yield from measured.copy_checks(box, copies)
-    on_step(f"{LOAD_S:.0f} s of load")
-    with ConditionsWatch() as watch:
-        load = run_ranks([[python, str(PROGRAM), "load", str(LOAD_S)]], deadline_s=LOAD_S + COPY_DEADLINE_S)
-    yield from measured.load_checks(box, load, watch.result(), LOAD_S)
-
-
 def reduce_checks(
     box: Box, python: str, *, on_step: Callable[[str], None] = lambda text: None, deadline_s: float = 0.0
 ) -> Iterator[HostCheck]:
@@ -87,28 +76,27 @@ def reduce_checks(
         yield HostCheck(name="all-reduce", verdict="pass", found="one GPU: nothing to exchange")
     for ranks in sorted({min(2**power, most) for power in range(1, most.bit_length() + 1)} if most > 1 else ()):
         on_step(f"all-reduce over {ranks} ranks")
-        expected = expected_reduce_s(box, ranks) if box.gpus else {}
-        run = run_reduce(python, ranks, backend, deadline_s=deadline_s)
-        check = measured.reduce_check(run, backend=backend, ranks=ranks, expected_s=expected)
+        check = run_reduce(python, ranks, backend, expected_reduce_s(box, ranks), deadline_s=deadline_s)
         if check.verdict == "fail" and backend == "nccl":
             on_step(f"all-reduce over {ranks} ranks without P2P")
-            staged = run_reduce(python, ranks, backend, deadline_s=deadline_s, p2p=False)
-            second = measured.reduce_check(staged, backend=backend, ranks=ranks, expected_s={})
-            works = second.verdict == "pass"
-            cure = "With NCCL_P2P_DISABLE=1 it works" if works else "It fails with NCCL_P2P_DISABLE=1 as well"
-            check = replace(check, fix=f"{cure}. {check.fix}")
+            second = run_reduce(python, ranks, backend, {}, deadline_s=deadline_s, p2p=False)
+            cure = "it works" if second.verdict == "pass" else "it fails as well"
+            check = replace(check, fix=f"With NCCL_P2P_DISABLE=1 {cure}. {check.fix}")
         yield check
         if check.verdict == "fail":
             return  # larger groups contain this one
 
 
-def run_reduce(python: str, ranks: int, backend: str, *, deadline_s: float, p2p: bool = True) -> RankRun:
+def run_reduce(
+    python: str, ranks: int, backend: str, expected_s: dict[int, float], *, deadline_s: float, p2p: bool = True
+) -> HostCheck:
     """Run one all-reduce over `ranks` processes, which meet in a file: no port is opened for it."""
     with tempfile.TemporaryDirectory(prefix="moebox-reduce-") as folder:
         meeting = str(Path(folder, "meeting"))
         words = [[python, str(PROGRAM), "reduce", str(rank), str(ranks), backend, meeting] for rank in range(ranks)]
         env = {"NCCL_DEBUG": "WARN"} | ({} if p2p else {"NCCL_P2P_DISABLE": "1"})
-        return run_ranks(words, deadline_s=deadline_s, env=env)
+        run = run_ranks(words, deadline_s=deadline_s, env=env)
+    return measured.reduce_check(run, backend=backend, ranks=ranks, expected_s=expected_s)
 
 
 def expected_reduce_s(box: Box, ranks: int) -> dict[int, float]:

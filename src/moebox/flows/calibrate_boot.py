@@ -7,19 +7,23 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from moebox.core.calibration import Boot, DecodeStep, PrefillStep, StepT
+from moebox.checkpoint import deploy
+from moebox.core.box import Box
+from moebox.core.calibration import Boot, DecodeStep, PrefillStep
 from moebox.core.model import Model
 from moebox.core.recipe import Recipe
+from moebox.detect import nvml
 from moebox.detect.conditions import ConditionsWatch, server_processes
 from moebox.errors import AnswerIsNo, ExternalError
 from moebox.flows import calibrate_timing as timing
-from moebox.flows.calibrate_recipe import BootDepth
+from moebox.flows.calibrate_timing import StepLook, TimedEngine
 from moebox.flows.recipes import PHANTOM
 from moebox.phantom import ENDLESS_TEXT
 from moebox.serve.faults import describe_exit
+from moebox.serve.order import recipe_gpus
 from moebox.serve.session import EngineSession
 from moebox.serve.watch import Notify
-from moebox.units import format_seconds, plural
+from moebox.units import format_gib, format_seconds, plural
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CONTEXTS = (256, 4096, 16384)
@@ -69,8 +73,7 @@ def timing_grid(recipe: Recipe, *, chunk: int, longest: int, cache_tokens: int) 
         if size * context <= room
     ]
     reading = [TimingPoint(context=tokens) for tokens in order_outer_first(prompts)]
-    first, second = reading[:1] + decode[:2], reading[1:3]
-    return [*first, *second, *reading[3:], *decode[2:]]
+    return [*reading[:1], *decode[:2], *reading[1:], *decode[2:]]
 
 
 def order_outer_first(sizes: list[int]) -> list[int]:
@@ -87,83 +90,65 @@ def order_outer_first(sizes: list[int]) -> list[int]:
 
 @dataclass(slots=True, kw_only=True)
 class BootMeasurement:
-    depth: BootDepth
+    planned: Boot  # its depth; once it is up, also its weights, cache and start
     chunk: int  # prompt tokens per step
     ggml: bool = False  # see timing.TimedEngine
     known: Boot | None = None  # an earlier boot: only its points are timed
     longest: int = 0  # tokens of one request, prompt and reply
     pace_s: float = 0.0  # of a step, estimated in the warm-up
-    looks: dict[TimingPoint, list[DecodeStep]] = field(default_factory=dict)
-    prompts: dict[TimingPoint, list[PrefillStep]] = field(default_factory=dict)
+    looks: dict[TimingPoint, list[StepLook]] = field(default_factory=dict)
     drift: float = 0.0  # of the speed while it was measured
     left_out: int = 0  # kinds of step for which there was no time
     disturbed: tuple[str, ...] = ()  # by other programs while it was measured
     doubt: float = 0.0  # that this leaves
     notes: list[str] = field(default_factory=list)
-    weights_bytes: int = 0
-    cache_tokens: int = 0
-    startup_s: float = 0.0
 
     @property
-    def decode(self) -> list[DecodeStep]:
-        """The combined timings of every point. The error of a single timing is at least the drift."""
-        return [self._combine_looks(looks, abs(self.drift)) for looks in self.looks.values()]
+    def timings(self) -> dict[TimingPoint, StepLook]:
+        """The combined looks at every point. The error of a single one is at least the drift, half for a prompt."""
+        found = {}
+        for point, looks in self.looks.items():
+            both = timing.combine_looks(looks)
+            least = abs(self.drift) / (1 if point.batch else 2) if len(looks) == 1 else 0.0
+            found[point] = StepLook(both.seconds, max(both.spread, least))
+        return found
 
     @property
-    def prefill(self) -> list[PrefillStep]:
-        """The combined timings of every prompt. The error of a single timing includes half of the drift."""
-        return [self._combine_looks(looks, abs(self.drift) / 2) for looks in self.prompts.values()]
-
-    @staticmethod
-    def _combine_looks(looks: Sequence[StepT], least: float) -> StepT:
-        """Combine the timings of a point; `least` is the least error of a single one."""
-        found = timing.combine_looks(looks)
-        return replace(found, spread=max(found.spread, least)) if len(looks) == 1 else found
+    def first_step(self) -> TimingPoint | None:
+        """The first point of streams that was timed; nothing is known without one."""
+        return next((point for point in self.looks if point.batch), None)
 
     @property
     def boot(self) -> Boot:
-        return Boot(
-            layers=self.depth.layers,
-            gpu_experts=self.depth.gpu_experts,
-            decode=tuple(self.decode),
-            prefill=tuple(self.prefill),
-            weights_bytes=self.weights_bytes,
-            cache_tokens=self.cache_tokens,
-            startup_s=round(self.startup_s, 1),
-            drift=round(self.drift, 3),
-            left_out=self.left_out,
-        )
+        decode, prefill = [], []
+        for point, look in self.timings.items():
+            seconds, spread = look.seconds, look.spread
+            if point.batch:
+                decode.append(DecodeStep(batch=point.batch, context=point.context, seconds=seconds, spread=spread))
+            else:
+                prefill.append(PrefillStep(tokens=point.context, seconds=seconds, spread=spread))
+        timed = replace(self.planned, decode=tuple(decode), prefill=tuple(prefill))
+        return replace(timed, drift=round(self.drift, 3), left_out=self.left_out)
 
-    def should_time(self, point: TimingPoint) -> bool:
-        """Whether the earlier boot has this point, or there is no earlier boot."""
-        if self.known is None:
-            return True
-        prompts = {TimingPoint(context=prompt.tokens) for prompt in self.known.prefill}
-        steps = {TimingPoint(batch=step.batch, context=step.context) for step in self.known.decode}
-        return point in prompts | steps
-
-    def estimate_prefill_s(self, tokens: int) -> float:
-        """The estimated time to read so many prompt tokens."""
-        rates = [prompt.seconds / prompt.tokens for prompt in self.prefill]
-        return tokens * min(rates) if rates else 0.0
+    def estimate_prompts_s(self, point: TimingPoint) -> float:
+        rates = [look.seconds / known.context for known, look in self.timings.items() if not known.batch]
+        return point.context * max(point.batch, 1) * min(rates, default=0.0)
 
     def step_count(self, point: TimingPoint) -> int:
         """How many steps to decode at a point: about POINT_S, and at most its context, so that most is prompt."""
-        pace = max((step.seconds for step in self.decode if step.batch <= point.batch), default=self.pace_s)
-        least, most = STEP_LIMITS
+        paces = (look.seconds for known, look in self.timings.items() if 0 < known.batch <= point.batch)
+        pace, (least, most) = max(paces, default=self.pace_s), STEP_LIMITS
         wanted = max(least, min(most, point.context, round(POINT_S / pace))) if pace else 2 * least
         room = self.longest - point.context - timing.lead_tokens(point.batch, point.context, self.chunk)
         return max(timing.LEAST_STEPS, min(wanted, room)) if self.longest else wanted
 
-    def time_point(self, target: timing.TimedEngine, point: TimingPoint, deadline: float) -> None:
-        """Time a point: a step of streams, or a prompt alone."""
-        if not point.batch:
-            prompt = timing.time_prefill(target, point.context, deadline=deadline)
-            self.prompts.setdefault(point, []).append(prompt)
-            return
-        steps, room = self.step_count(point), max(self.longest - point.context, 0)
-        step = timing.time_decode(target, point.batch, point.context, chunk=self.chunk, steps=steps, room=room)
-        self.looks.setdefault(point, []).append(step)
+    def time_point(self, target: TimedEngine, point: TimingPoint) -> None:
+        if point.batch:
+            steps, room = self.step_count(point), max(self.longest - point.context, 0)
+            look = timing.time_decode(target, point.batch, point.context, chunk=self.chunk, steps=steps, room=room)
+        else:
+            look = timing.time_prefill(target, point.context)
+        self.looks.setdefault(point, []).append(look)
 
     def doubtful_points(self, *, all_again: bool) -> list[TimingPoint]:
         """Points to time again, the quickest first: their two shortest timings differ, or there is only one.
@@ -171,61 +156,57 @@ class BootMeasurement:
         One timing of a step is never enough: another program may slow all of it evenly. A timing of a prompt has
         several tries, and a long prompt is hardly disturbed.
         """
-        steps = [point for point, looks in self.looks.items() if needs_another_look(looks)]
-        prompts = [
-            point
-            for point, looks in self.prompts.items()
-            if needs_another_look(looks, once=not all_again and looks[0].seconds >= timing.SHORT_S)
-        ]
-        return sorted([*prompts, *steps], key=self.estimate_s)
 
-    def estimate_s(self, point: TimingPoint) -> float:
-        return self.estimate_prefill_s(point.context * max(point.batch, 1)) + POINT_S
+        def is_doubtful(point: TimingPoint) -> bool:
+            is_long = not point.batch and self.looks[point][0].seconds >= timing.SHORT_S
+            return needs_another_look(self.looks[point], once=is_long and not all_again)
+
+        return sorted(filter(is_doubtful, self.looks), key=self.estimate_prompts_s)
 
 
-def needs_another_look(looks: Sequence[DecodeStep | PrefillStep], *, once: bool = False) -> bool:
+def needs_another_look(looks: Sequence[StepLook], *, once: bool = False) -> bool:
     """Whether these timings disagree, or are too few; with `once` a single quiet one is enough."""
     if len(looks) >= MAX_LOOKS:
         return False
     if len(looks) > 1:
-        return timing.look_disagreement([step.seconds for step in looks]) > timing.QUIET
+        return timing.look_disagreement([look.seconds for look in looks]) > timing.QUIET
     return not once or looks[0].spread > timing.QUIET
 
 
 def time_boot(work: BootMeasurement, session: EngineSession, model: Model, *, deadline: float, notify: Notify) -> None:
     """Time every point of the grid, then doubtful ones again. Raise AnswerIsNo if the engine dies."""
     facts = session.facts
-    work.startup_s = session.startup_s
-    work.weights_bytes = round(max(device.weights_bytes or 0.0 for device in (facts, *facts.devices)))
-    work.cache_tokens = round(facts.kv_tokens or 0.0)
+    weights = max(device.weights_bytes or 0.0 for device in (facts, *facts.devices))
+    cache, startup_s = round(facts.kv_tokens or 0.0), round(session.startup_s, 1)
+    work.planned = replace(work.planned, weights_bytes=round(weights), cache_tokens=cache, startup_s=startup_s)
     longest = min(int(facts.context or 0) or session.recipe.context or model.context, model.context)
     work.longest = min(longest, work.longest or longest)
     extra = ENDLESS_TEXT if work.ggml and session.recipe.model == PHANTOM else {}
-    target = timing.TimedEngine(
-        endpoint=session.endpoint, vocab=model.vocab, ggml=work.ggml, extra=extra, deadline=deadline
-    )
-    points = timing_grid(session.recipe, chunk=work.chunk, longest=work.longest, cache_tokens=work.cache_tokens)
-    points = [point for point in points if work.should_time(point)]
-    notify(f"{work.depth.text}: up after {format_seconds(session.startup_s)}; timing {len(points)} kinds of step")
+    target = TimedEngine(endpoint=session.endpoint, vocab=model.vocab, ggml=work.ggml, extra=extra, deadline=deadline)
+    points = timing_grid(session.recipe, chunk=work.chunk, longest=work.longest, cache_tokens=cache)
+    if work.known:
+        known = {TimingPoint(context=prompt.tokens) for prompt in work.known.prefill}
+        known |= {TimingPoint(batch=step.batch, context=step.context) for step in work.known.decode}
+        points = [point for point in points if point in known]
+    notify(f"{work.planned.text}: up after {format_seconds(session.startup_s)}; timing {len(points)} kinds of step")
     conditions = ConditionsWatch(server_processes(session.endpoint.server_url))
     try:
         work.pace_s = warm_up(target, points)
         with conditions:
-            time_points(work, target, points, deadline=deadline, notify=notify)
-            repeat_doubtful(work, target, deadline=deadline)
+            time_points(work, target, points, notify)
+            repeat_doubtful(work, target)
     except ExternalError as problem:
         if time.monotonic() >= deadline and session.is_alive:  # requests end with the budget
-            if not work.looks:
-                text = f"the budget ended before a step of {work.depth.text} was timed"
+            if work.first_step is None:
+                text = f"the budget ended before a step of {work.planned.text} was timed"
                 raise AnswerIsNo(text, hint="give it a longer --budget") from None
-            work.notes.append(f"{work.depth.text}: the budget ended before every step was timed as often as needed")
+            work.notes.append(f"{work.planned.text}: the budget ended before every step was timed as often as needed")
             work.left_out = max(work.left_out, 1)
             return
-        hint = session.explain_failure()
-        if session.is_alive:
-            raise AnswerIsNo(f"{problem.message} ({work.depth.text})", hint=hint) from None
-        how = describe_exit(session.instance.guard_state.code)
-        text = f"{session.recipe.engine} {how} while {work.depth.text} were measured"
+        text, hint = f"{problem.message} ({work.planned.text})", session.explain_failure()
+        if not session.is_alive:
+            how = describe_exit(session.instance.guard_state.code)
+            text = f"{session.recipe.engine} {how} while {work.planned.text} were measured"
         raise AnswerIsNo(text, hint=hint) from None
     finally:  # a GPU's power limit holds for every load, so it disturbs none
         seen = conditions.result()
@@ -233,7 +214,7 @@ def time_boot(work: BootMeasurement, session: EngineSession, model: Model, *, de
         work.doubt = seen.doubt()
 
 
-def warm_up(target: timing.TimedEngine, points: list[TimingPoint]) -> float:
+def warm_up(target: TimedEngine, points: list[TimingPoint]) -> float:
     """Send prompts from short to long and the widest batch, so that kernels are compiled and pages read.
 
     Prompts that would take longer than WARM_S are left out. Return the estimated seconds of a step of one stream.
@@ -252,46 +233,51 @@ def warm_up(target: timing.TimedEngine, points: list[TimingPoint]) -> float:
     return pace
 
 
-def time_points(
-    work: BootMeasurement, target: timing.TimedEngine, points: list[TimingPoint], *, deadline: float, notify: Notify
-) -> None:
+def time_points(work: BootMeasurement, target: TimedEngine, points: list[TimingPoint], notify: Notify) -> None:
     for number, point in enumerate(points, 1):
-        takes = work.estimate_prefill_s(point.context * max(point.batch, 1))
-        needed = not work.looks and point.batch == 1  # nothing is known without the first step
-        if time.monotonic() + takes > deadline and not needed:
+        needed = work.first_step is None and point.batch == 1
+        if time.monotonic() + work.estimate_prompts_s(point) > target.deadline and not needed:
             work.left_out += 1
             continue
         if number == 1 or number % 5 == 0:
-            left = format_seconds(max(deadline - time.monotonic(), 0))
-            notify(f"{work.depth.text}: {number} of {len(points)}, {point.text}, {left} left for this boot at most")
+            left = format_seconds(max(target.deadline - time.monotonic(), 0))
+            notify(f"{work.planned.text}: {number} of {len(points)}, {point.text}, {left} left for this boot at most")
         try:
-            work.time_point(target, point, deadline)
+            work.time_point(target, point)
         except timing.StreamsNotConcurrent as problem:
             if needed:
                 raise
-            work.notes.append(f"{work.depth.text}: left out: {problem.message}")
+            work.notes.append(f"{work.planned.text}: left out: {problem.message}")
     if work.left_out:
-        work.notes.append(f"{work.depth.text}: {work.left_out} of {len(points)} kinds of step left out, time was up")
+        work.notes.append(f"{work.planned.text}: {work.left_out} of {len(points)} kinds of step left out, time was up")
 
 
-def repeat_doubtful(work: BootMeasurement, target: timing.TimedEngine, *, deadline: float) -> None:
+def repeat_doubtful(work: BootMeasurement, target: TimedEngine) -> None:
     """Time doubtful points again, and all points if the speed has drifted.
 
     A busy host disturbs for a while, so timings of one point lie apart: all points once, then the doubtful ones.
     """
-    first = next(iter(work.looks), None)
+    first = work.first_step
     if first is None:
         return
-    work.time_point(target, first, deadline)
-    sooner, later = (step.seconds for step in work.looks[first])
+    work.time_point(target, first)
+    sooner, later = (look.seconds for look in work.looks[first])
     off = later / sooner - 1
     drifted = abs(off) > DRIFT
     for _ in range(MAX_LOOKS - 1):
         for point in work.doubtful_points(all_again=drifted):
-            if time.monotonic() + work.estimate_s(point) < deadline:
+            if time.monotonic() + work.estimate_prompts_s(point) + POINT_S < target.deadline:
                 with contextlib.suppress(timing.StreamsNotConcurrent):  # an earlier timing stands
-                    work.time_point(target, point, deadline)
+                    work.time_point(target, point)
     if drifted:
-        text = f"{work.depth.text}: speed drifted by {off:+.0%} while it was measured; repeated, range widened"
+        text = f"{work.planned.text}: speed drifted by {off:+.0%} while it was measured; repeated, range widened"
         work.notes.append(text)
         work.drift = off
+
+
+def gpu_processes(recipe: Recipe, box: Box) -> dict[tuple[int, int], str]:
+    """A line for each process on the GPUs that the recipe uses, by GPU and process."""
+    driver = nvml.load_nvml() if box.gpus else None
+    used = recipe_gpus(deploy(recipe)) if driver else ()
+    found = [(gpu, pid, size) for gpu in used for pid, size in nvml.gpu_processes(driver, gpu)]
+    return {(gpu, pid): f"another process used GPU {gpu}: pid {pid}, {format_gib(size)}" for gpu, pid, size in found}

@@ -11,9 +11,8 @@ import statistics
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from moebox.core.calibration import DecodeStep, PrefillStep, StepT
 from moebox.core.endpoint import Endpoint
 from moebox.errors import ExternalError
 from moebox.loose import Json
@@ -44,6 +43,14 @@ class StreamsNotConcurrent(ExternalError):
     """The engine does not decode these streams in one step."""
 
 
+@dataclass(frozen=True, slots=True)
+class StepLook:
+    """Seconds of a step or a prompt, and their standard error as a share."""
+
+    seconds: float
+    spread: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedEngine:
     """A live engine, and the tokens of its prompts."""
@@ -60,8 +67,7 @@ class TimedEngine:
     def draw_prompt(self, tokens: int) -> list[int]:
         """Random token ids, which no prefix cache has."""
         last = min(self.vocab, PROMPT_TOKENS)
-        first = min(FIRST_ID, last // 2)
-        return self.draw.choices(range(first, last), k=tokens)
+        return self.draw.choices(range(min(FIRST_ID, last // 2), last), k=tokens)
 
     def request_body(self, prompt: int, output: int, *, slot: int = 0) -> Json:
         """A completion of exactly `output` tokens, in that slot if the engine has slots."""
@@ -87,13 +93,11 @@ class TokenTimes:
 
 
 def record_stream(target: TimedEngine, body: Json, out: TokenTimes) -> None:
-    """Send one request and record when its tokens arrive."""
     out.sent = time.monotonic()
     try:
         left_s = max(target.deadline - out.sent, 0.01)
-        with StreamExchange(
-            target.endpoint, body, path="/completions", timeout_s=min(TIMEOUT_S, left_s), total_s=left_s
-        ) as exchange:
+        idle_s = min(TIMEOUT_S, left_s)
+        with StreamExchange(target.endpoint, body, path="/completions", timeout_s=idle_s, total_s=left_s) as exchange:
             for at, event in exchange:
                 problem = event.error or cache_problem(event)
                 out.error = problem or out.error
@@ -113,22 +117,18 @@ def cache_problem(event: StreamEvent) -> str:
 
 def run_together(target: TimedEngine, bodies: Sequence[Json]) -> list[TokenTimes]:
     """Run all requests at once. Raise ExternalError if any of them fails."""
-    streams = [TokenTimes() for _ in bodies]
-    threads = [
-        threading.Thread(target=record_stream, args=(target, body, stream), daemon=True)
-        for body, stream in zip(bodies, streams, strict=True)
-    ]
-    for thread in threads:
-        thread.start()
+    streams, threads = [TokenTimes() for _ in bodies], []
+    for body, stream in zip(bodies, streams, strict=True):
+        threads.append(threading.Thread(target=record_stream, args=(target, body, stream), daemon=True))
+        threads[-1].start()
     for thread in threads:
         thread.join()
-    for stream in streams:
-        if stream.error:
-            raise ExternalError(f"a request failed while steps were timed: {stream.error}")
+    if error := next(filter(None, (stream.error for stream in streams)), ""):
+        raise ExternalError(f"a request failed while steps were timed: {error}")
     return streams
 
 
-def time_prefill(target: TimedEngine, tokens: int, *, deadline: float) -> PrefillStep:
+def time_prefill(target: TimedEngine, tokens: int) -> StepLook:
     """Time a prompt alone, a few times, until the shortest two agree or time is up."""
     looks: list[float] = []
     tries = TRIES
@@ -139,13 +139,9 @@ def time_prefill(target: TimedEngine, tokens: int, *, deadline: float) -> Prefil
         looks.append(stream.times[0] - stream.sent)
         tries = prompt_tries(min(looks))
         agreed = len(looks) >= tries and look_disagreement(looks) < QUIET
-        if agreed or time.monotonic() + looks[-1] > deadline:
+        if agreed or time.monotonic() + looks[-1] > target.deadline:
             break
-    return PrefillStep(
-        tokens=tokens,
-        seconds=agreed_time(looks),
-        spread=max(look_disagreement(looks), relative_error(without_outliers(looks))),
-    )
+    return StepLook(agreed_time(looks), max(look_disagreement(looks), relative_error(without_outliers(looks))))
 
 
 def prompt_tries(seconds: float) -> int:
@@ -155,7 +151,7 @@ def prompt_tries(seconds: float) -> int:
     return TRIES * MANY if seconds < SHORT_S else TRIES
 
 
-def time_decode(target: TimedEngine, batch: int, context: int, *, chunk: int, steps: int, room: int = 0) -> DecodeStep:
+def time_decode(target: TimedEngine, batch: int, context: int, *, chunk: int, steps: int, room: int = 0) -> StepLook:
     """Time `batch` streams that decode together at `context`, for `steps` steps after the last has begun.
 
     The context grows with every step, so prompts are shorter by half of the steps, and `context` is the average.
@@ -170,13 +166,13 @@ def time_decode(target: TimedEngine, batch: int, context: int, *, chunk: int, st
         times = [stream.times for stream in run_together(target, bodies)]
         gaps = shared_gaps(times)
         if len(gaps) >= min(LEAST_STEPS, steps) and any(gaps):
-            return step_from_gaps(gaps, batch=batch, context=context)
+            return step_from_gaps(gaps)
         late = start_delay(times)
         if late > QUEUED * waited:
             break
         waited = late or math.inf
-    text = f"{plural(batch, 'stream')} at {context:,} tokens never decoded together for {LEAST_STEPS} steps"
-    raise StreamsNotConcurrent(text)
+    never = f"never decoded together for {LEAST_STEPS} steps"
+    raise StreamsNotConcurrent(f"{plural(batch, 'stream')} at {context:,} tokens {never}")
 
 
 def start_delay(times: Sequence[Sequence[float]]) -> float:
@@ -193,13 +189,14 @@ def lead_tokens(batch: int, context: int, chunk: int) -> int:
     return math.ceil(batch * context / max(chunk, 1)) + 2
 
 
-def step_from_gaps(gaps: Sequence[float], *, batch: int, context: int) -> DecodeStep:
+def step_from_gaps(gaps: Sequence[float]) -> StepLook:
     """The typical step: the median over blocks, so that pauses of the server do not count."""
     bunch = bunch_size(gaps)
     parts = len(gaps) // BLOCK_STEPS if bunch == 1 else len(gaps) // max(BLOCK_STEPS, BUNCHES * bunch)
-    blocks = list(map(statistics.fmean, split_evenly(gaps, max(parts, BLOCKS if bunch == 1 else 1))))
-    seconds = statistics.median(blocks) or statistics.fmean(gaps)
-    return DecodeStep(batch=batch, context=context, seconds=seconds, spread=relative_error(without_outliers(blocks)))
+    parts = max(1, min(max(parts, BLOCKS if bunch == 1 else 1), len(gaps)))
+    edges = [round(place * len(gaps) / parts) for place in range(parts + 1)]
+    blocks = [statistics.fmean(gaps[low:high]) for low, high in itertools.pairwise(edges)]
+    return StepLook(statistics.median(blocks) or statistics.fmean(gaps), relative_error(without_outliers(blocks)))
 
 
 def bunch_size(gaps: Sequence[float]) -> int:
@@ -214,11 +211,11 @@ def bunch_size(gaps: Sequence[float]) -> int:
     return tokens[math.ceil(0.9 * len(tokens)) - 1]
 
 
-def combine_looks(looks: Sequence[StepT]) -> StepT:
+def combine_looks(looks: Sequence[StepLook]) -> StepLook:
     """Combine all timings of one point: the time of the shortest two, and their disagreement."""
-    times = [step.seconds for step in looks]
-    noise = min(looks, key=lambda step: step.seconds).spread
-    return replace(looks[0], seconds=agreed_time(times), spread=max(noise, look_disagreement(times)))
+    times = [look.seconds for look in looks]
+    noise = min(looks, key=lambda look: look.seconds).spread
+    return StepLook(agreed_time(times), max(noise, look_disagreement(times)))
 
 
 def agreed_time(looks: Sequence[float]) -> float:
@@ -238,18 +235,9 @@ def shared_gaps(times: Sequence[Sequence[float]]) -> list[float]:
     if not all(times):
         return []
     begin, end = max(stream[0] for stream in times), min(stream[-1] for stream in times)
-    gaps = []
-    for stream in times:
-        inside = [at for at in stream if begin <= at <= end]
-        gaps.append([later - sooner for sooner, later in itertools.pairwise(inside)])
+    shared = [[at for at in stream if begin <= at <= end] for stream in times]
+    gaps = [[later - sooner for sooner, later in itertools.pairwise(inside)] for inside in shared]
     return list(map(statistics.fmean, zip(*gaps, strict=False)))
-
-
-def split_evenly(values: Sequence[float], parts: int) -> list[Sequence[float]]:
-    """Split `values` into `parts` of about the same length."""
-    parts = max(1, min(parts, len(values)))
-    edges = [round(place * len(values) / parts) for place in range(parts + 1)]
-    return [values[low:high] for low, high in itertools.pairwise(edges)]
 
 
 def without_outliers(values: Sequence[float]) -> list[float]:

@@ -8,10 +8,9 @@ from dataclasses import replace
 from moebox import codec, engines
 from moebox.core.deployment import Deployment
 from moebox.core.event import KernelsChecked
-from moebox.core.kernel import KernelFindings, KernelScan, NotCovered, ScannedKernels, find_arch
-from moebox.core.symptom import known_scan
+from moebox.core.kernel import Arch, KernelFindings, KernelScan, NotCovered, ScannedKernels, find_arch
+from moebox.core.symptom import known_scan, symptoms
 from moebox.errors import BadInput, UnknownName
-from moebox.kernels.scan import known_problems
 from moebox.loose import get_objects
 from moebox.store import Run
 from moebox.units import format_count, plural
@@ -40,7 +39,8 @@ def lookup_findings(deployment: Deployment) -> KernelFindings | None:
         return None
     if model is None or model.mla is None:
         return None
-    version, kv = engines.version_or_newest(recipe), "fp8" if recipe.kv == "fp8" else "bf16"
+    version = recipe.engine_version or engines.newest_version(recipe.engine)
+    kv = "fp8" if recipe.kv == "fp8" else "bf16"
     name = f"sm_{gpu.sm.replace('.', '')}"
     try:
         judged = known_problems(engine=recipe.engine, version=version, arch=find_arch(name), model=model.name)
@@ -74,6 +74,21 @@ def lookup_findings(deployment: Deployment) -> KernelFindings | None:
         launches=scan.launches,
         bad=tuple(replace(bad, limit_bytes=gpu.smem) for bad in scan.attention_failures),
         not_covered=tuple(not_covered),
+    )
+
+
+def known_problems(*, engine: str, version: str, arch: Arch, model: str) -> tuple[NotCovered, ...]:
+    """Return known problems of this engine version with kernels that Triton does not compile (CUTLASS, Marlin …)."""
+    if not version:
+        return ()
+    sm = f"{arch.capability // 10}.{arch.capability % 10}"
+    return tuple(
+        NotCovered(what=f"{symptom.id}: {symptom.cause}", why=symptom.remedy)
+        for symptom in symptoms()
+        if symptom.area in ("attention", "moe", "flashinfer")
+        and engine in symptom.applies.engine
+        and symptom.applies.covers(version=version, sm=sm)
+        and symptom.applies.covers_model(model)
     )
 
 

@@ -1,5 +1,6 @@
 """The engine of a pipeline: started when a step needs it, kept between steps, and stopped at the end."""
 
+import contextlib
 import json
 import os
 import signal
@@ -67,7 +68,6 @@ class LiveEngine:
         return session is not None and session.oom
 
     def close(self, *, detach: bool) -> None:
-        """End the run: detach the engine or stop it."""
         if detach and isinstance(self.session, EngineSession) and self.session.is_alive:
             self.session.detach()
         else:
@@ -84,29 +84,25 @@ class TwinProcess:
         memory = setting_flags(planned_for, replace(planned_for, ram="", ram_bandwidth=""), "planned_for.")
         given = [*flag_words({"box": planned_for.box}), *memory]
         command = [sys.executable, "-m", "moebox", "twin", str(path), "--port", "0", "--json", "--key-env", TWIN_KEY]
-        self.key = make_key()
+        key = make_key()
         self.process = subprocess.Popen(
             [*command, *given],
-            env={**os.environ, TWIN_KEY: self.key},
+            env={**os.environ, TWIN_KEY: key},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
         )
-        self.endpoint = self._wait_for_address()
-
-    def _wait_for_address(self) -> Endpoint:
-        assert self.process.stdout is not None
-        assert self.process.stderr is not None
-        text = ""
-        for line in self.process.stdout:
+        text, out, errors = "", self.process.stdout, self.process.stderr
+        assert out is not None
+        assert errors is not None
+        for line in out:
             text += line
-            try:
+            with contextlib.suppress(json.JSONDecodeError):  # the document has more lines
                 document = json.loads(text)
-            except json.JSONDecodeError:
-                continue
-            return endpoint_from_url(document["url"], document["model"], key=self.key, engine="twin")
-        problem = self.process.stderr.read().strip().splitlines()
+                self.endpoint = endpoint_from_url(document["url"], document["model"], key=key, engine="twin")
+                return
+        problem = errors.read().strip().splitlines()
         self.process.wait()
         raise ExternalError(f"the twin did not start: {problem[0] if problem else 'no reason given'}")
 
@@ -115,13 +111,9 @@ class TwinProcess:
         return self.process.poll() is None
 
     def stop(self) -> None:
-        if self.is_alive:
+        with self.process:
             self.process.terminate()
-        try:
-            self.process.wait(timeout=TWIN_STOP_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        for pipe in (self.process.stdout, self.process.stderr):
-            if pipe:
-                pipe.close()
+            try:
+                self.process.wait(timeout=TWIN_STOP_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()

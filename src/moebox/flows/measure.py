@@ -1,7 +1,6 @@
-"""The measurements of a pipeline: a sweep over loads, each saved as soon as it is done, and the jobs of an agent."""
+"""The measurements of a pipeline: a sweep over loads, each saved as soon as it is done."""
 
 import os
-import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,10 +19,6 @@ from moebox.escape import printable_line
 from moebox.loose import as_object
 from moebox.serve.watch import Notify
 from moebox.store import Run
-from moebox.tasks import runner
-from moebox.tasks.families import FAMILIES
-from moebox.tasks.reply import ReplySettings
-from moebox.tasks.result import JobResult, TaskRun, load_task_run
 from moebox.units import format_seconds, format_streams, format_tok_s
 
 NAME = "measurements/random-c{}"  # of a load's files, without suffix
@@ -74,21 +69,16 @@ def measure_loads(
             run.write_json(f"{path}.json", result_document(result))
             run.add_event(LoadDone(concurrency=load, output_tok_s=result.output_throughput), sync=True)
         rows.append(result)
-        for line in _describe(result):
+        limited = " (the client was the limit)" if result.client_limited else ""
+        ttft = format_seconds((result.ttft.mean or 0.0) / 1e3)
+        lines = [f"{format_tok_s(result.output_throughput)}, first token after {ttft}{limited}"]
+        if result.bad_requests:
+            error = max(result.errors, key=result.errors.__getitem__, default="")
+            failed = f"{result.bad_requests} of {result.num_prompts} requests failed"
+            lines += [f"{failed}: {printable_line(error)}" if error else failed, *known_causes(result.errors)]
+        for line in (*lines, *(f"DO NOT TRUST: {flag}" for flag in result.flags)):
             notify(f"{format_streams(load)}: {line}")
     return rows
-
-
-def _describe(result: Measurement) -> list[str]:
-    """Speed, failed requests with the most frequent error and its known causes, and flags."""
-    limited = " (the client was the limit)" if result.client_limited else ""
-    ttft = format_seconds((result.ttft.mean or 0.0) / 1e3)
-    lines = [f"{format_tok_s(result.output_throughput)}, first token after {ttft}{limited}"]
-    if result.bad_requests:
-        error = max(result.errors, key=lambda name: result.errors[name], default="")
-        failed = f"{result.bad_requests} of {result.num_prompts} requests failed"
-        lines += [f"{failed}: {printable_line(error)}" if error else failed, *known_causes(result.errors)]
-    return lines + [f"DO NOT TRUST: {flag}" for flag in result.flags]
 
 
 def _load_measurement(run: Run, name: str) -> Measurement | None:
@@ -139,27 +129,3 @@ def _measure_load(
         notify(f"{format_streams(streams)}: {reason}; {'measured again' if is_repeated else 'kept and marked'}")
         if not is_repeated:
             return made
-
-
-BUDGET_S = 1200.0
-PARALLEL = 2
-EACH = 2  # jobs of a family
-SHORT_JOBS = 2  # errands, for the phantom
-
-
-def run_tasks(endpoint: Endpoint, run: Run, *, short: bool, notify: Notify) -> TaskRun:
-    options = runner.TaskOptions(parallel=PARALLEL, budget_s=60.0 if short else BUDGET_S)
-    worker = runner.OwnAgent(ReplySettings(endpoint=endpoint))
-    task_run = load_task_run(run)
-    if task_run is None:
-        chosen, count = (["errand"], SHORT_JOBS) if short else (list(FAMILIES), EACH * len(FAMILIES))
-        wanted = runner.job_names(chosen, "easy", count, random.randrange(10**6))
-        task_run = runner.prepare_task_run(endpoint, wanted, worker, options)
-        runner.save_task_run(task_run, run)
-
-    def report_job(result: JobResult) -> None:
-        wrong = " ".join(result.wrong.split())[:100]
-        how = f"solved in {len(result.turns)} turns" if result.solved else f"not solved ({wrong})"
-        notify(f"{result.id}: {how}")
-
-    return runner.run_jobs(task_run, worker, run, options, runner.JobListener(on_end=report_job))

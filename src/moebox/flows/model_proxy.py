@@ -9,7 +9,7 @@ import secrets
 import statistics
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import asdict, dataclass, field
 
 import httpx2
@@ -165,8 +165,12 @@ class ModelProxy:
     @contextlib.contextmanager
     def count_open(self, user: str) -> Iterator[None]:
         """Count a request as open for the length of the block, and its seconds, if the user's limits allow it."""
-        usage, began = self.usage[user], time.monotonic()
-        if (wait_s := self.limit_wait(user)) > 0:
+        limits, usage, began, wait_s = self.file.users.get(user), self.usage[user], time.monotonic(), 0.0
+        if limits and usage.open >= limits.parallel:
+            wait_s = 1.0
+        elif limits and limits.tokens_per_minute and usage.recent_tokens >= limits.tokens_per_minute:
+            wait_s = max(usage.recent[0][0] + MINUTE - began, 1.0)
+        if wait_s:
             usage.refused += 1
             raise refuse_for(429, f"{user} has reached the limit of its key", wait_s)
         usage.open += 1
@@ -227,42 +231,27 @@ class ModelProxy:
             with open(self.switch.run.path / "traces.jsonl", "a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
 
-    def limit_wait(self, user: str) -> float:
-        """Seconds until the user may send again; 0 if now."""
-        limits, usage = self.file.users.get(user), self.usage[user]
-        if limits is None:
-            return 0.0
-        if usage.open >= limits.parallel:
-            return 1.0
-        over = limits.tokens_per_minute and usage.recent_tokens >= limits.tokens_per_minute
-        return max(usage.recent[0][0] + MINUTE - time.monotonic(), 1.0) if over else 0.0
-
     def write_usage(self) -> None:
-        """Write what each user asked for, with its energy and price, to usage.json of the run."""
+        """Write what each user asked for to usage.json of the run.
+
+        Energy, if the GPUs count it, and hours of the box, also idle ones, are shared by request seconds.
+        """
         self.written_at = time.monotonic()
-        joules = None if self.first_joules is None else read_joules(self.gpus)
-        joules = None if joules is None else joules - (self.first_joules or 0.0)
-        rows = usage_rows(self.usage, self.file.prices, time.time() - self.began, joules)
+        now = None if self.first_joules is None else read_joules(self.gpus)
+        kwh = None if now is None or self.first_joules is None else (now - self.first_joules) / 3.6e6
+        prices, hours, rows = self.file.prices, (time.time() - self.began) / 3600, list[Document]()
+        busy = sum(each.seconds for each in self.usage.values())
+        for name, each in self.usage.items():
+            row: Document = {"user": name, **asdict(each)}
+            del row["recent"], row["open"]
+            share = each.seconds / busy if busy else 0.0
+            if kwh is not None:
+                row["kwh"] = round(kwh * share, 6)
+            if prices:
+                money = prices.get("hour", 0.0) * hours + prices.get("kwh", 0.0) * (kwh or 0.0)
+                row["money"] = round(money * share, 6)
+            rows.append(row)
         self.switch.run.write_json("usage.json", rows)
-
-
-def usage_rows(
-    usage: Mapping[str, UserUsage], prices: Mapping[str, float], seconds: float, joules: float | None
-) -> list[Document]:
-    """By user: energy, if the GPUs count it, and hours of the box, also idle ones, are shared by request seconds."""
-    busy = sum(each.seconds for each in usage.values())
-    rows: list[Document] = []
-    for name, each in usage.items():
-        row: Document = {"user": name, **asdict(each)}
-        del row["recent"], row["open"]
-        share = each.seconds / busy if busy else 0.0
-        if joules is not None:
-            row["kwh"] = round(joules / 3.6e6 * share, 6)
-        if prices:
-            money = prices.get("hour", 0.0) * seconds / 3600 + prices.get("kwh", 0.0) * (joules or 0.0) / 3.6e6
-            row["money"] = round(money * share, 6)
-        rows.append(row)
-    return rows
 
 
 async def read_pieces(reply: httpx2.Response, stated: Document, *, drop_usage: bool) -> AsyncIterator[bytes]:
@@ -311,7 +300,6 @@ def block_ids(body: Json, salt: bytes) -> list[int]:
 
 
 def refuse_for(status: int, text: str, seconds: float) -> HTTPException:
-    """Return a refusal that holds for some seconds."""
     return HTTPException(status, text, {"Retry-After": str(max(1, round(seconds)))})
 
 

@@ -14,7 +14,7 @@ from moebox import http
 from moebox.core.deployment import Deployment
 from moebox.core.engine_event import ModelSwapped
 from moebox.errors import ExternalError, refuse_if
-from moebox.fleet.models_file import ModelNeeds, ModelsFile, device_room, fit_together, model_needs, plan_sleep
+from moebox.flows.models_file import ModelNeeds, ModelsFile, device_room, fit_together, model_needs, plan_sleep
 from moebox.loose import get_objects
 from moebox.planner.kv_tiers import RATE_RANGE
 from moebox.serve.session import EngineSession, launch_engine, prepare_launch
@@ -48,10 +48,14 @@ class ModelSlot:
     swap: "asyncio.Task[None] | None" = None
 
     @property
+    def is_alive(self) -> bool:
+        return self.session is not None and self.session.is_alive
+
+    @property
     def duration_key(self) -> str:
-        """The name under which its durations are remembered."""
-        recipe = self.deployment.recipe
-        return f"{recipe.engine} {recipe.checkpoint} {recipe.runtime.kind}"
+        """The name under which the time of its next start or resume is remembered."""
+        kind, recipe = "resume" if self.state == "asleep" else "start", self.deployment.recipe
+        return f"{kind} {recipe.engine} {recipe.checkpoint} {recipe.runtime.kind}"
 
 
 def sleep_deployment(deployment: Deployment, needs: ModelNeeds) -> Deployment:
@@ -89,9 +93,9 @@ class ModelSwitch:
         self.file, self.run, self.report = file, run, report
         self.needs, self.room = plan_models(file, deployments)
         self.slots: dict[str, ModelSlot] = {}
-        for name, deployment in deployments.items():
-            need = self.needs[name]
-            self.slots[name] = ModelSlot(name=name, deployment=sleep_deployment(deployment, need), needs=need)
+        for name, need in self.needs.items():
+            deployment = sleep_deployment(deployments[name], need)
+            self.slots[name] = ModelSlot(name=name, deployment=deployment, needs=need)
         self.lock = asyncio.Lock()  # of swaps
         self.changed = asyncio.Event()  # a request ended
 
@@ -99,7 +103,7 @@ class ModelSwitch:
     async def hold_model(self, name: str) -> AsyncIterator[ModelSlot]:
         """Bring a model up, and keep it up for the length of the block. Raise ModelBusy if that takes too long."""
         slot = self.slots[name]
-        if slot.state == "up" and not slot.leaving and slot.session and slot.session.is_alive:
+        if slot.state == "up" and not slot.leaving and slot.is_alive:
             slot.open_requests += 1
         else:
             await self._wait_for(slot)
@@ -133,10 +137,9 @@ class ModelSwitch:
 
     def forecast_ready(self, slot: ModelSlot) -> tuple[float, float, float]:
         """Seconds until a model that is not up serves, and their range: as last time, or from its weights."""
-        kind = "resume" if slot.state == "asleep" else "start"
-        if known := last_duration(f"{kind} {slot.duration_key}"):
+        if known := last_duration(slot.duration_key):
             return known, known / 1.5, known * 1.5
-        seconds = slot.needs.resume_s if kind == "resume" else slot.needs.start_s
+        seconds = slot.needs.resume_s if slot.state == "asleep" else slot.needs.start_s
         return seconds, seconds / RATE_RANGE[1], seconds / RATE_RANGE[0]
 
     async def _swap_to(self, slot: ModelSlot) -> None:
@@ -144,7 +147,7 @@ class ModelSwitch:
         async with self.lock:
             problem: ModelBusy | None = None
             try:
-                if slot.state != "up" or not (slot.session and slot.session.is_alive):
+                if slot.state != "up" or not slot.is_alive:
                     await self._exchange_models(slot)
             except Exception as failure:  # of any kind: requests would wait for a swap that has ended
                 cause = getattr(failure, "message", f"{type(failure).__name__}: {failure}")
@@ -156,10 +159,19 @@ class ModelSwitch:
             slot.waiting.clear()
 
     async def _exchange_models(self, slot: ModelSlot) -> None:
-        leave = self._models_to_leave(slot)
-        if slot.session and not slot.session.is_alive:  # it died, awake or asleep
+        def fits_beside(others: list[ModelSlot]) -> bool:
+            return fit_together(self.needs, [slot.name, *(each.name for each in others)], self.room)
+
+        up = sorted((each for each in self.slots.values() if each.state == "up"), key=lambda each: each.used_at)
+        others, leave = [each for each in up if each is not slot], list[ModelSlot]()
+        while others and not fits_beside(others):  # those go first that were not used for the longest
+            leave.append(others.pop(0))
+        for other in reversed(leave):  # it may use other GPUs than those that were short
+            if fits_beside([*others, other]):
+                others.append(other)
+        leave = [each for each in leave if each not in others]
+        if slot.session and not slot.is_alive:  # it died, awake or asleep
             await self._put_away(slot)
-        before = slot.state
         for other in leave:  # none of its requests may be open; new ones wait for their turn
             other.leaving = True
             while other.open_requests and slot.waiting:
@@ -169,37 +181,22 @@ class ModelSwitch:
                 other.leaving = False
                 return
             await self._put_away(other)
-        began, (usual, low, high) = time.monotonic(), self.forecast_ready(slot)
+        key, began, (usual, low, high) = slot.duration_key, time.monotonic(), self.forecast_ready(slot)
         await asyncio.to_thread(self._bring_up, slot)
         seconds, names = time.monotonic() - began, tuple(other.name for other in leave)
-        remember_duration(f"{'resume' if before == 'asleep' else 'start'} {slot.duration_key}", seconds)
+        remember_duration(key, seconds)
         event = ModelSwapped(model=slot.name, put_away=names, seconds=seconds, forecast_s=usual, low_s=low, high_s=high)
         self.run.add_event(event)
         promised = f"forecast {format_seconds(usual)}" if usual else "no forecast"
-        line = f"{slot.name} serves after {format_seconds(seconds)} ({promised})"
-        self.report(f"{line}; put away: {', '.join(names)}" if names else line)
-
-    def _models_to_leave(self, slot: ModelSlot) -> list[ModelSlot]:
-        """The models that must leave for this one, those that were not used for the longest first."""
-        up = sorted((each for each in self.slots.values() if each.state == "up"), key=lambda each: each.used_at)
-        others, leave = [each for each in up if each is not slot], []
-        while others and not self._fits_beside(slot, others):
-            leave.append(others.pop(0))
-        for each in reversed(leave):  # it may use other GPUs than those that were short
-            if self._fits_beside(slot, [*others, each]):
-                others.append(each)
-        return [each for each in leave if each not in others]
-
-    def _fits_beside(self, slot: ModelSlot, others: list[ModelSlot]) -> bool:
-        return fit_together(self.needs, [slot.name, *(each.name for each in others)], self.room)
+        gone = f"; put away: {', '.join(names)}" if names else ""
+        self.report(f"{slot.name} serves after {format_seconds(seconds)} ({promised}){gone}")
 
     async def _put_away(self, slot: ModelSlot) -> None:
         """Let an engine sleep, or stop it if it cannot or does not answer."""
         slot.leaving = True
         level = slot.needs.sleep
         try:
-            alive = slot.session is not None and slot.session.is_alive
-            if level != "no" and alive:
+            if level != "no" and slot.is_alive:
                 try:
                     await asyncio.to_thread(self._call_engine, slot, slot.deployment.engine.sleep_levels[level])
                     slot.state = "asleep"

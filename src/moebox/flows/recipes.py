@@ -19,7 +19,7 @@ from moebox.core.recipe import Climb, Listen, PlannedFor, Recipe, Runtime
 from moebox.core.setting import apply_settings, split_setting
 from moebox.data import FOLDER
 from moebox.detect import declared
-from moebox.errors import BadInput, UnknownName, suggest_names, suggest_path
+from moebox.errors import BadInput, UnknownName, refuse_if, suggest_names, suggest_path
 from moebox.phantom import gguf_path
 from moebox.planner.candidates import recipe_draft
 from moebox.planner.fit import Misfit, find_misfit
@@ -87,11 +87,10 @@ def change_deployment(deployment: Deployment, settings: Sequence[str]) -> Deploy
     """Change settings (path=value) but not the weights; `speculate=METHOD` takes what is known of that draft."""
     for text in settings:
         path, value = split_setting(text)
-        recipe = deployment.recipe
         if path == "speculate":
-            recipe = replace(recipe, speculate=recipe_draft(deployment, value))
+            recipe = replace(deployment.recipe, speculate=recipe_draft(deployment, value))
         else:
-            recipe = apply_settings(recipe, [text])
+            recipe = apply_settings(deployment.recipe, [text])
         deployment = deployment.with_recipe(recipe)
     validation.validate_recipe(deployment.recipe)
     return deployment
@@ -182,10 +181,9 @@ def phantom_threads() -> int:
     One core is left to the client: on two cores, two threads beside a load generator were 30 to 40 % slower than the
     same threads alone, by which every forecast was off.
     """
-    given = os.environ.get(THREADS, "")
-    if given:
-        if not given.isdecimal() or not int(given):
-            raise BadInput(f"{THREADS}: {given!r} is not a number of threads", hint="write it like 2, or unset it")
+    if given := os.environ.get(THREADS, ""):
+        wrong = f"{THREADS}: {given!r} is not a number of threads"
+        refuse_if(not given.isdecimal() or not int(given), wrong, hint="write it like 2, or unset it")
         return int(given)
     from moebox.detect.host import cpu_busy_share  # psutil takes long to import
 
@@ -214,9 +212,7 @@ def list_recipes(runs: Path | None = None) -> list[RecipeRow]:
 
     saved, shipped = saved_recipes(), dict(sorted(shipped_recipes().items()))
     of_runs = {name: path for name, path in run_recipes(runs).items() if name not in {*saved, *shipped, PHANTOM}}
-    last: dict[str, RunSummary] = {}
-    for summary in list_summaries(runs):
-        last.setdefault(summary.recipe, summary)
+    last = {summary.recipe: summary for summary in reversed(list_summaries(runs))}  # the newest is listed first
     sources: dict[RecipeSource, dict[str, Path]] = {"saved": saved, "run": of_runs, "shipped": shipped}
     rows = [_recipe_row(name, source, path, last) for source in sources for name, path in sources[source].items()]
     engine = next(traits.name for traits in registry.all_traits() if traits.embedded)
@@ -248,9 +244,8 @@ def _with_result(row: RecipeRow, found: "RunSummary | None") -> RecipeRow:
     return replace(row, result=", ".join(filter(None, parts)) or state, run=found.id)
 
 
-def box_for_recipe(recipe: Recipe, name: str | None = None, *, ram: str = "", ram_bandwidth: str = "") -> Box:
-    """The named box, else the one that `recipe` was planned for, else this machine."""
-    planned = recipe.planned_for
+def planned_box(planned: PlannedFor, name: str | None = None, *, ram: str = "", ram_bandwidth: str = "") -> Box:
+    """The named box, else the one that a recipe was planned for, else this machine."""
     if name and name != planned.box:
         return calibrated_box(name, ram=ram, ram_bandwidth=ram_bandwidth)
     memory = {"ram": ram or planned.ram, "ram_bandwidth": ram_bandwidth or planned.ram_bandwidth}
@@ -286,14 +281,11 @@ def find_recipe_misfit(deployment: Deployment) -> Misfit | None:
     """
     if not deployment.is_known:
         return None
-    box = deployment.box or box_for_recipe(deployment.recipe)
-    recipe = deployment.recipe
-    if not recipe.planned_for.box and not box.gpus and recipe.hybrid is None:
-        return None
-    return find_misfit(deployment.on_box(box))
+    box, recipe = deployment.box or planned_box(deployment.recipe.planned_for), deployment.recipe
+    is_elsewhere = not recipe.planned_for.box and not box.gpus and recipe.hybrid is None
+    return None if is_elsewhere else find_misfit(deployment.on_box(box))
 
 
 def refuse_misfit(deployment: Deployment) -> None:
-    """Raise DoesNotFit for a recipe that does not fit."""
     if misfit := find_recipe_misfit(deployment):
         raise misfit.error()

@@ -9,6 +9,7 @@ import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from moebox import checkpoint, http
 from moebox.core import registry
@@ -34,7 +35,7 @@ from moebox.verify.runner import OUT_OF_TIME, run_checks
 BEYOND = 64  # tokens beyond a prefill step, so that a prompt does not fit into one step
 DECODE = 16
 CHECK_CONTEXT, CHECK_TRIALS = 1024, 4  # longest text of the checks in tokens, and trials: a minute on a laptop
-WORD = "word "  # one or two tokens in every known vocabulary; the reply has the exact count
+WORD = "word "  # one or two tokens in most vocabularies, five in one of bytes; the reply has the exact count
 ALWAYS = (
     "loading and downloading the real weights is not rehearsed",
     "memory is that of the kept layers; `moebox plan` shows the total",
@@ -44,7 +45,6 @@ ALWAYS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    recipe: Recipe  # as it was started
     layers: int
     steps: tuple[RehearsalStep, ...]
     facts: EngineFacts
@@ -65,24 +65,37 @@ def rehearse(
     listener: LogListener | None = None,
 ) -> Rehearsal:
     """Boot, prompt beyond one prefill step, decode, stop. Raise if any of it fails."""
-    dummy = run.path / "rehearsal.gguf"
+    dummy, recipe, steps = run.path / "rehearsal.gguf", deployment.recipe, list[RehearsalStep]()
+    began = time.monotonic()
+
+    def add_step(name: str, detail: str) -> None:
+        nonlocal began
+        seconds, began = time.monotonic() - began, time.monotonic()
+        steps.append(RehearsalStep(name=name, detail=detail, seconds=seconds))
+
     try:
-        small, kept, notes = (
-            with_phantom_weights(deployment.recipe) if phantom else reduce_recipe(deployment, dummy, layers)
-        )
-        run.add_event(RehearseStarted(recipe=deployment.recipe.name, layers=kept, phantom=phantom))
-        began = time.monotonic()
+        small, kept, notes = with_phantom_weights(recipe) if phantom else reduce_recipe(deployment, dummy, layers)
+        run.add_event(RehearseStarted(recipe=recipe.name, layers=kept, phantom=phantom))
         as_real = with_weights(deployment, small)  # its flags are those of the real model
         with engine_session(as_real, run, patience_s=patience_s, listener=listener, rehearsal=True) as session:
-            steps = [RehearsalStep(name="boot", detail="booted and answered a chat", seconds=time.monotonic() - began)]
-            steps += [rehearse_long_prompt(session, small), rehearse_decode(session)]
-            steps += [rehearse_answers(session, small, run)] if phantom else []
+            add_step("boot", "booted and answered a chat")
+            add_step("long prompt", rehearse_long_prompt(session, small))
+            send_prompt(session, "Count to twenty:", "while decoding", tokens=4 * DECODE)
+            add_step("decode", f"decoded up to {4 * DECODE} tokens")
+            if phantom:  # it can pass the checks: rope, cache, routing, template and parsers of this launch
+                context = min(small.context or CHECK_CONTEXT, CHECK_CONTEXT)
+                options = VerifyOptions(context=context, trials=CHECK_TRIALS, parallel=CHECK_TRIALS, depths=(0.5,))
+                checks = run_checks(session.endpoint, options, run=run)
+                if problem := first_unexpected_failure(checks):
+                    text = f"the phantom answers wrongly on {recipe.engine} ({problem})"
+                    raise AnswerIsNo(text, hint=f"evidence in {run.path}")
+                add_step("answers", describe_answers(checks, recipe.engine))
             facts = session.facts
     finally:
         dummy.unlink(missing_ok=True)
     steps.append(RehearsalStep(name="down", detail="stopped", seconds=0.0))
     run.add_event(RehearseFinished(steps=tuple(steps), not_rehearsed=notes))
-    return Rehearsal(recipe=small, layers=kept, steps=tuple(steps), facts=facts, not_rehearsed=notes)
+    return Rehearsal(layers=kept, steps=tuple(steps), facts=facts, not_rehearsed=notes)
 
 
 def with_weights(deployment: Deployment, recipe: Recipe) -> Deployment:
@@ -102,32 +115,45 @@ def reduce_recipe(deployment: Deployment, dummy: Path, layers: int) -> tuple[Rec
     kept = layers or fewest_layers(model, recipe, layers_of_each_kind(deployment))
     refuse_if(kept > model.layers or kept < 1, f"--layers {kept}: {model.title} has {model.layers}")
     notes = [f"{model.layers - kept} of {model.layers} layers are left out", *ALWAYS]
-    small = recipe.with_port(0)
     if recipe.speculate:
-        small = dataclasses.replace(small, speculate=None)
         notes.append("speculative decoding: its draft reads layers that are left out")
     if recipe.parallel.nodes > 1:
         raise Unsupported("a launch over several nodes cannot be rehearsed from one of them")
-    if "gguf" in deployment.engine.formats:
-        size = write_gguf(dummy, model, layers=kept)
+    small = with_dummy_weights(deployment, dummy, kept, keep_expert_layers(recipe.hybrid, kept))
+    small = dataclasses.replace(small, env={**load_engine(recipe.engine).short_warmup, **recipe.env})
+    if small.checkpoint == str(dummy):
         if not model.mla:
             notes.append("biases and head norms of this architecture: the generated GGUF has none")
-        notes.append(f"the real quantisation: the generated GGUF is q4_0 ({size / 1e9:.1f} GB, sparse)")
-        hybrid = keep_expert_layers(recipe.hybrid, kept)
-        return dataclasses.replace(small, checkpoint=str(dummy), hybrid=hybrid), kept, tuple(notes)
-    engine = load_engine(recipe.engine)
-    flags, env = engine.dummy_weight_flags(deployment, kept), {**engine.short_warmup, **recipe.env}
-    if not flags:
-        raise Unsupported(f"moebox does not know how {deployment.engine.title} starts without weights")
-    weights = cut_model(deployment, kept) or small.checkpoint
-    small = dataclasses.replace(small, checkpoint=weights, flags={**recipe.flags, **flags}, env=env)
-    if new := [text for text in fatal_texts(deployment.with_recipe(small)) if text not in fatal_texts(deployment)]:
-        raise Unsupported(f"cannot rehearse {recipe.name}: {new[0]}")
+        size = dummy.stat().st_size / 1e9
+        notes.append(f"the real quantisation: the generated GGUF is q4_0 ({size:.1f} GB, sparse)")
+    else:
+        known, problems = map(find_refusals, (deployment, deployment.with_recipe(small)))
+        new = [each.text for each in problems if each.severity == "fatal" and each not in known]
+        if new:
+            raise Unsupported(f"cannot rehearse {recipe.name}: {new[0]}")
     return small, kept, tuple(notes)
 
 
-def fatal_texts(deployment: Deployment) -> list[str]:
-    return [problem.text for problem in find_refusals(deployment) if problem.severity == "fatal"]
+def with_dummy_weights(deployment: Deployment, dummy: Path, layers: int, hybrid: Hybrid | None, **gguf: Any) -> Recipe:
+    """The recipe on a free port with generated weights of few layers, without a draft.
+
+    For engines that read GGUF, `dummy` is written with the options `gguf`, and their experts lie as in `hybrid`.
+    """
+    recipe = deployment.recipe
+    small = dataclasses.replace(recipe.with_port(0), speculate=None)
+    if reads_gguf(recipe):
+        write_gguf(dummy, deployment.model, layers=layers, **gguf)
+        return dataclasses.replace(small, checkpoint=str(dummy), hybrid=hybrid)
+    flags = load_engine(recipe.engine).dummy_weight_flags(deployment, layers)
+    if not flags:
+        raise Unsupported(f"moebox does not know how {deployment.engine.title} starts without weights")
+    weights = cut_model(deployment, layers) or small.checkpoint
+    return dataclasses.replace(small, checkpoint=weights, flags={**recipe.flags, **flags})
+
+
+def reads_gguf(recipe: Recipe) -> bool:
+    """Whether the recipe's engine reads GGUF, so that a file is generated for it."""
+    return "gguf" in registry.engine_traits(recipe.engine).formats
 
 
 def fewest_layers(model: Model, recipe: Recipe, listed: int = 0) -> int:
@@ -154,8 +180,7 @@ def with_phantom_weights(recipe: Recipe) -> tuple[Recipe, int, tuple[str, ...]]:
 
     if not phantom.gguf_path().exists():
         raise Unsupported("the phantom's weights are not in this installation", hint="rehearse without --phantom")
-    reads_gguf = "gguf" in registry.engine_traits(recipe.engine).formats
-    weights = phantom.latent_path() if reads_gguf else phantom.hf_path()
+    weights = phantom.latent_path() if reads_gguf(recipe) else phantom.hf_path()
     model = checkpoint.resolve_model(str(weights))[0]
     if problem := indivisible_layout(recipe.parallel, model):
         raise Unsupported(f"the phantom cannot be divided like the recipe's model: {problem.reason}")
@@ -172,57 +197,26 @@ def with_phantom_weights(recipe: Recipe) -> tuple[Recipe, int, tuple[str, ...]]:
     return small, model.layers, notes
 
 
-def rehearse_long_prompt(session: EngineSession, recipe: Recipe) -> RehearsalStep:
+def rehearse_long_prompt(session: EngineSession, recipe: Recipe) -> str:
     """Send a prompt that needs more than one prefill step, by the server's own count."""
     block = prefill_chunk(recipe)
     room = (recipe.context or 4096) - DECODE - 1
     wanted = min(block + BEYOND, room)
-    began, words, counted = time.monotonic(), max(wanted // 4, 8), 0
+    words, counted = max(wanted // 8, 8), 0
     while counted < wanted:
-        counted, problem = send_prompt(session, WORD * words, tokens=DECODE)
-        if problem:
-            text = f"{recipe.engine} failed at a prompt of about {words} words: {problem}"
-            raise AnswerIsNo(text, hint=session.explain_failure())
+        counted = send_prompt(session, WORD * words, f"at a prompt of about {words} words", tokens=DECODE)
         grown = min(round(words * 1.02 * wanted / counted) + 4, words * room // counted)  # never beyond the context
         if words >= grown:
             break
         words = grown
     over = "more" if counted > block else "not more, because the context is too short,"
-    detail = f"answered a prompt of {counted:,} tokens ({over} than a prefill block of {block:,})"
-    return RehearsalStep(name="long prompt", detail=detail, seconds=time.monotonic() - began)
+    return f"answered a prompt of {counted:,} tokens ({over} than a prefill block of {block:,})"
 
 
 def prefill_chunk(recipe: Recipe) -> int:
     """Prompt tokens per step."""
     own = recipe.hybrid.ubatch if recipe.hybrid else recipe.batched_tokens
     return own or registry.engine_traits(recipe.engine).step_tokens
-
-
-def rehearse_decode(session: EngineSession) -> RehearsalStep:
-    """Send a short prompt with a longer reply."""
-    began = time.monotonic()
-    _, problem = send_prompt(session, "Count to twenty:", tokens=4 * DECODE)
-    if problem:
-        raise AnswerIsNo(f"{session.recipe.engine} failed while decoding: {problem}", hint=session.explain_failure())
-    return RehearsalStep(name="decode", detail=f"decoded up to {4 * DECODE} tokens", seconds=time.monotonic() - began)
-
-
-def rehearse_answers(session: EngineSession, recipe: Recipe, run: Run) -> RehearsalStep:
-    """Run the checks, which the phantom can pass: rope, cache, routing, template and parsers of this launch."""
-    began = time.monotonic()
-    options = VerifyOptions(
-        context=min(recipe.context or CHECK_CONTEXT, CHECK_CONTEXT),
-        trials=CHECK_TRIALS,
-        parallel=CHECK_TRIALS,
-        depths=(0.5,),
-    )
-    checks = run_checks(session.endpoint, options, run=run)
-    problem = first_unexpected_failure(checks)
-    if problem:
-        raise AnswerIsNo(f"the phantom answers wrongly on {recipe.engine} ({problem})", hint=f"evidence in {run.path}")
-    return RehearsalStep(
-        name="answers", detail=describe_answers(checks, recipe.engine), seconds=time.monotonic() - began
-    )
 
 
 def describe_answers(checks: CheckResults, engine: str) -> str:
@@ -237,14 +231,16 @@ def describe_answers(checks: CheckResults, engine: str) -> str:
     return f"{detail} ({notes})" if notes else detail
 
 
-def send_prompt(session: EngineSession, text: str, *, tokens: int) -> tuple[int, str]:
-    """Send a completion. Return the prompt's tokens by the server's count, and the problem or ""."""
+def send_prompt(session: EngineSession, text: str, when: str, *, tokens: int) -> int:
+    """Send a completion. Return the prompt's tokens by the server's count. Raise AnswerIsNo if it fails."""
     endpoint = session.endpoint
     body = {"model": endpoint.model, "prompt": text, "max_tokens": tokens, "temperature": 0}
-    url = f"{endpoint.base_url}/completions"
-    answer = http.post_json(url, body, headers=endpoint.headers, timeout_s=CHAT_TIMEOUT_S)
+    answer = http.post_json(
+        f"{endpoint.base_url}/completions", body, headers=endpoint.headers, timeout_s=CHAT_TIMEOUT_S
+    )
     session.read_log()
-    if not answer.ok:
-        return 0, answer.error
-    counted = int(get_number(answer.json(), "usage.prompt_tokens") or 0)
-    return counted, "" if counted > 0 else "an answer without usage"
+    counted = int(get_number(answer.json(), "usage.prompt_tokens") or 0) if answer.ok else 0
+    if counted <= 0:
+        problem = "an answer without usage" if answer.ok else answer.error
+        raise AnswerIsNo(f"{session.recipe.engine} failed {when}: {problem}", hint=session.explain_failure())
+    return counted

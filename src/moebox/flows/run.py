@@ -7,6 +7,7 @@ needs it and it is not running: after a crash, a resume, or a climb to a better 
 import contextlib
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,8 +15,8 @@ from moebox import codec
 from moebox.checkpoint import deploy, resolve_model
 from moebox.core.box import Box
 from moebox.core.endpoint import Endpoint
-from moebox.core.event import STEP_EVENTS, EngineLost, PipelineSlept
-from moebox.core.pipeline import Pipeline, PipelineStep, RunRequest, StepFigures, StepName
+from moebox.core.event import STEP_EVENTS, EngineLost, PipelineSlept, StepState
+from moebox.core.pipeline import Pipeline, PipelineStep, StepFigures, StepName
 from moebox.core.quirks import first_unexpected_failure
 from moebox.core.recipe import PlannedFor, Recipe
 from moebox.core.verdict import Mark
@@ -51,28 +52,18 @@ MARKS: tuple[Mark, ...] = ("pass", "warn", "fail", "skip")
 
 
 class Runner:
-    """Runs one pipeline in one run folder."""
+    """Runs one pipeline in one run folder; the step NAME is the method step_NAME."""
 
     def __init__(
         self, run: Run, pipeline: Pipeline, *, awake: AwakeClock, notify: RunListener, confirm: Callable[[str], bool]
     ) -> None:
         self.run, self.pipeline, self.awake, self.notify, self.confirm = run, pipeline, awake, notify, confirm
-        self.request: RunRequest = pipeline.request
-        request = pipeline.request
+        self.report_news = partial(notify, "news")
+        self.request = request = pipeline.request
         planned_for = PlannedFor(box=request.box, ram=request.ram, ram_bandwidth=request.ram_bandwidth)
         self.engine = LiveEngine(run, twin=request.twin, planned_for=planned_for, notify=self.report_news)
-        self._figures: StepFigures = {}
-        self._step_functions: dict[StepName, Callable[[], None]] = {
-            "plan": self._make_plan,
-            "doctor": self._check_machine,
-            "rehearse": self._rehearse,
-            "up": self._start_engine,
-            "verify": self._verify,
-            "climb": self._climb,
-            "bench": self._bench,
-            "task": self._run_tasks,
-            "report": self._write_report,
-        }
+        self._figures: StepFigures = {}  # of the running step
+        self._began = 0.0
 
     def run_steps(self) -> Pipeline:
         """Run every remaining step up to the requested one. The report is made even after a failure."""
@@ -91,30 +82,28 @@ class Runner:
 
     def _run_step(self, name: StepName) -> MoeboxError | None:
         """Run one step, recorded before and after, and return its failure."""
-        if reason := self._skip_reason(name):
-            with raise_disk_full(self.run):
-                self._record(PipelineStep(name=name, state="skipped", why=reason))
-            return None
-        self._figures, began, away = {}, self.awake.active_now(), self.awake.away_s
-        step = PipelineStep(name=name, state="running")
+        self._figures, self._began, away = {}, self.awake.active_now(), self.awake.away_s
         try:
             with raise_disk_full(self.run):
-                self._record(step)
-                self._step_functions[name]()
+                if reason := self._skip_reason(name):
+                    self._record(name, "skipped", reason)
+                    return None
+                self._record(name, "running")
+                getattr(self, f"step_{name}")()
                 if self.awake.away_s > away:
                     self.run.add_event(PipelineSlept(step=name, seconds=self.awake.away_s - away))
-                done = dataclasses.replace(step, state="done", figures=self._figures)
-                self._record(dataclasses.replace(done, seconds=self.awake.active_now() - began))
+                self._record(name, "done")
         except MoeboxError as problem:
-            failed = dataclasses.replace(
-                step, state="failed", why=problem.message, hint=problem.hint or "", figures=self._figures
-            )
             with contextlib.suppress(DiskFull), raise_disk_full(self.run):  # then the file still has it as running
-                self._record(dataclasses.replace(failed, seconds=self.awake.active_now() - began))
+                self._record(name, "failed", problem.message, problem.hint or "")
             return problem
         return None
 
-    def _record(self, step: PipelineStep) -> None:
+    def _record(self, name: StepName, state: StepState, why: str = "", hint: str = "") -> None:
+        step = PipelineStep(name=name, state=state, why=why, hint=hint)
+        if state in ("done", "failed"):
+            seconds = self.awake.active_now() - self._began
+            step = dataclasses.replace(step, figures=self._figures, seconds=seconds)
         self.pipeline = self.pipeline.with_step(step)
         self.run.add_event(STEP_EVENTS[step.state](step=step.name, why=step.why), sync=step.state == "done")
         if step.state == "failed":  # notify first: if the disk is full, the file cannot be written
@@ -135,55 +124,44 @@ class Runner:
             return f"{request.box} is described, not this machine"
         return ""
 
-    def report_news(self, text: str) -> None:
-        """Pass one line about progress to the listener."""
-        self.notify("news", text)
-
     # The steps.
 
-    def _make_plan(self) -> None:
-        box = self._box()
+    def step_plan(self) -> None:
+        request, box = self.request, self._box()
         self.run.write_file("box.toml", codec.to_toml(box))
-        recipe = recipes.load_recipe(self.request.recipe) if self.request.recipe else self._plan_recipe(box)
-        if self.request.port is not None:
-            recipe = recipe.with_port(self.request.port)
-        self._figures |= {
-            "engine": recipe.engine,
-            "checkpoint": Path(recipe.checkpoint).name,
-            "context": recipe.context or "the model's",
-        }
-        self.run.write_file("recipe.toml", codec.to_toml(recipe))
-        self.run.write_file("asked.toml", codec.to_toml(recipe))
-        if "up" in self.request.wanted_steps and "up" not in self.request.skip and not self.request.twin:
+        if request.recipe:
+            recipe = recipes.load_recipe(request.recipe)
+        else:
+            from moebox.planner.choose import choose_plan
+            from moebox.planner.constraints import Constraints
+
+            if request.model:
+                plan = choose_plan(box, *resolve_model(request.model), Constraints())
+                memory = {"ram": request.ram, "ram_bandwidth": request.ram_bandwidth}
+                plan = recipes.with_planned_box(plan, request.box, **memory)
+            else:
+                plan = recipes.plan_phantom(box)
+            self.run.write_json("plan.json", plan)
+            recipe, self._figures["kv_tokens"] = plan.recipe, plan.memory.kv_tokens
+            for first in plan.forecast[:1]:
+                rate = f"{format_tok_s(first.decode_tok_s)} ({format_range(first.low_tok_s, first.high_tok_s)})"
+                load = f"with {format_streams(first.concurrency)} at {format_count(first.context)} tokens"
+                self._figures["forecast"] = f"{rate} {load}"
+            if fatal := next((warning for warning in plan.warnings if warning.severity == "fatal"), None):
+                raise AnswerIsNo(f"the plan would not start: {fatal.text}", hint=fatal.remedy)
+        if request.port is not None:
+            recipe = recipe.with_port(request.port)
+        checkpoint, context = Path(recipe.checkpoint).name, recipe.context or "the model's"
+        self._figures |= {"engine": recipe.engine, "checkpoint": checkpoint, "context": context}
+        for name in ("recipe.toml", "asked.toml"):
+            self.run.write_file(name, codec.to_toml(recipe))
+        if "up" in request.wanted_steps and "up" not in request.skip and not request.twin:
             from moebox.flows.weights import offer_weights
 
             if size := offer_weights(deploy(recipe, box), confirm=self.confirm, notify=self.report_news):
                 self._figures["fetched"] = format_gb(size)
 
-    def _plan_recipe(self, box: Box) -> Recipe:
-        request = self.request
-        if request.model:
-            from moebox.planner.choose import choose_plan
-            from moebox.planner.constraints import Constraints
-
-            model, checkpoints = resolve_model(request.model)
-            plan = choose_plan(box, model, checkpoints, Constraints())
-            plan = recipes.with_planned_box(plan, request.box, ram=request.ram, ram_bandwidth=request.ram_bandwidth)
-        else:
-            plan = recipes.plan_phantom(box)
-        self.run.write_json("plan.json", plan)
-        self._figures |= {"kv_tokens": plan.memory.kv_tokens}
-        if plan.forecast:
-            first = plan.forecast[0]
-            load = f"with {format_streams(first.concurrency)} at {format_count(first.context)} tokens"
-            tok_s_range = format_range(first.low_tok_s, first.high_tok_s)
-            self._figures["forecast"] = f"{format_tok_s(first.decode_tok_s)} ({tok_s_range}) {load}"
-        for warning in plan.warnings:
-            if warning.severity == "fatal":
-                raise AnswerIsNo(f"the plan would not start: {warning.text}", hint=warning.remedy)
-        return plan.recipe
-
-    def _check_machine(self) -> None:
+    def step_doctor(self) -> None:
         from moebox.doctor.box import check_this_machine
         from moebox.flows import kernels
 
@@ -204,7 +182,7 @@ class Runner:
         if failed and not self.confirm(f"{len(failed)} checks of this machine failed; go on?"):
             raise AnswerIsNo(f"{failed[0].name}: {failed[0].found}", hint=failed[0].fix)
 
-    def _rehearse(self) -> None:
+    def step_rehearse(self) -> None:
         """Rehearse the start; time an embedded engine instead, whose weights are here already."""
         if self._recipe().runtime.kind != "embedded":
             from moebox.flows.rehearse import rehearse
@@ -224,7 +202,7 @@ class Runner:
         speed = Speed.for_deployment(deploy(self._recipe(), box))
         self._figures |= {"forecast": speed.measured.text if speed.measured else calibration.id}
 
-    def _start_engine(self) -> None:
+    def step_up(self) -> None:
         endpoint, session = self.engine.start(self._recipe()), self.engine.session
         assert session
         self._figures |= {"url": endpoint.base_url, "startup": format_seconds(session.startup_s)}
@@ -233,16 +211,14 @@ class Runner:
         if session.facts.kv_tokens:
             self._figures["kv_tokens"] = int(session.facts.kv_tokens)
 
-    def _verify(self) -> None:
+    def step_verify(self) -> None:
         from moebox.planner.speed import Speed
         from moebox.verify.runner import run_checks
 
-        only = TWIN_CHECKS if self.request.twin else ()
         longest, options = SHORT_CHECK_OPTIONS if self.request.is_short else CHECK_OPTIONS
         if self.request.thorough:
             options = dataclasses.replace(options, trials=TRIALS["thorough"], time_s=TIME_S["thorough"])
-        context = min(self._recipe().context, longest)
-        options = dataclasses.replace(options, context=context)
+        options = dataclasses.replace(options, context=(context := min(self._recipe().context, longest)))
         prompt_tok_s = 0.0
         with contextlib.suppress(MoeboxError):  # no forecast for this recipe
             speed = Speed.for_deployment(deploy(self._recipe(), self._box()))
@@ -253,16 +229,15 @@ class Runner:
             checks = run_checks(
                 endpoint,
                 options,
-                only=only,
+                only=TWIN_CHECKS if self.request.twin else (),
                 run=self.run,
-                on_check=lambda verdict: self.notify("check", verdict),
+                on_check=partial(self.notify, "check"),
                 stall_limits=limits,
             )
             self._figures = {mark: len(checks.checks_with(mark)) for mark in MARKS if checks.checks_with(mark)}
             if STANDS_STILL in checks.stopped:
                 raise ServerStalled(checks.stopped, hint="".join(checks.notes[-1:]))
-            failure = first_unexpected_failure(checks)
-            if failure:
+            if failure := first_unexpected_failure(checks):
                 text = f"the endpoint did not pass the checks ({failure})"
                 raise AnswerIsNo(text, hint=f"evidence in {self.run.path}")
             for check in checks.rungs:
@@ -271,13 +246,13 @@ class Runner:
 
         self._with_engine(check_endpoint)
 
-    def _climb(self) -> None:
-        from moebox.flows.effort import NORMAL_CLIMB, SHORT_CLIMB
+    def step_climb(self) -> None:
         from moebox.flows.trials import climb
+        from moebox.flows.walk import NORMAL_CLIMB, SHORT_CLIMB
 
         def pass_on(kind: str, news: Any) -> None:
             if kind in ("done", "news"):
-                self.notify("trial" if kind == "done" else "news", news)
+                self.notify("trial" if kind == "done" else kind, news)
 
         self.engine.stop()
         effort = SHORT_CLIMB if self.request.is_short else NORMAL_CLIMB
@@ -289,25 +264,24 @@ class Runner:
             speed, context = format_tok_s(best.output_tok_s), format_count(best.recipe.context)
             self._figures["best"] = f"{speed} of short prompts at context {context}"
 
-    def _bench(self) -> None:
+    def step_bench(self) -> None:
         from moebox.flows.measure import measure_loads
 
-        most = 2 * (self._recipe().max_seqs or 32)
+        recipe = self._recipe()
         # Random prompts make the phantom write what llama.cpp's chat parser refuses: it is measured without the parser.
-        is_demo = self._recipe().runtime.kind == "embedded" and self._recipe().model == recipes.PHANTOM
-        loads = self.request.concurrency or tuple(load for load in LOADS if load <= most)
-        rows = self._with_engine(
-            lambda endpoint: measure_loads(
-                endpoint,
-                self.run,
-                loads=loads,
-                short=self.request.is_short,
-                api="completions" if is_demo else "chat",
-                extra=ENDLESS_TEXT if is_demo else {},
-                notify=self.report_news,
-                is_alive=lambda: not self.engine.is_dead(),
-            )
+        is_demo = recipe.runtime.kind == "embedded" and recipe.model == recipes.PHANTOM
+        loads = tuple(load for load in LOADS if load <= 2 * (recipe.max_seqs or 32))
+        measure = partial(
+            measure_loads,
+            run=self.run,
+            loads=self.request.concurrency or loads,
+            short=self.request.is_short,
+            api="completions" if is_demo else "chat",
+            extra=ENDLESS_TEXT if is_demo else {},
+            notify=self.report_news,
+            is_alive=lambda: not self.engine.is_dead(),
         )
+        rows = self._with_engine(measure)
         not_limited = [row for row in rows if not row.client_limited]
         best = max(not_limited or rows, key=lambda row: row.output_throughput)
         self._figures |= {
@@ -316,21 +290,20 @@ class Runner:
         }
         requests, failed = sum(row.num_prompts for row in rows), sum(row.bad_requests for row in rows)
         known = sum(times for row in rows for error, times in row.errors.items() if is_transient(error))
-        for name, count in (("requests_failed", failed - known), ("failed_by_a_known_quirk", known)):
-            if count > 0:
-                self._figures[name] = f"{count} of {requests}"
+        counts = {"requests_failed": failed - known, "failed_by_a_known_quirk": known}
+        self._figures |= {name: f"{count} of {requests}" for name, count in counts.items() if count > 0}
 
-    def _run_tasks(self) -> None:
-        from moebox.flows.measure import run_tasks
+    def step_task(self) -> None:
+        from moebox.flows.jobs import run_tasks
 
-        short = self.request.is_short
-        tasks = self._with_engine(lambda endpoint: run_tasks(endpoint, self.run, short=short, notify=self.report_news))
+        work = partial(run_tasks, run=self.run, short=self.request.is_short, notify=self.report_news)
+        tasks = self._with_engine(work)
         finished = tasks.finished_results
         self._figures |= {"solved": f"{sum(result.solved for result in finished)} of {len(finished)} jobs"}
         if tasks.unfinished_jobs:
             self._figures["left"] = len(tasks.unfinished_jobs)
 
-    def _write_report(self) -> None:
+    def step_report(self) -> None:
         from moebox.report.files import write_report
 
         paths = write_report([self.run], self.run.path / REPORT, markdown=True)
@@ -345,8 +318,7 @@ class Runner:
         """
         deaths = sleeps = 0
         while True:
-            endpoint = self.engine.start(self._recipe())
-            away = self.awake.away_s
+            endpoint, away = self.engine.start(self._recipe()), self.awake.away_s
             try:
                 with hold_endpoint(endpoint.base_url, f"moebox run, {self.run.id}"):
                     return work(endpoint)
@@ -376,9 +348,7 @@ class Runner:
             path = best if best.exists() else path
         refuse_if(not path.exists(), f"{self.run.path} has no recipe yet", hint="the plan is the first step")
         recipe = codec.read_toml(Recipe, path)
-        if not self.request.is_rehearsal or self.request.port is not None:
-            return recipe
-        return recipe.with_port(0)
+        return recipe.with_port(0) if self.request.is_rehearsal and self.request.port is None else recipe
 
     def _box(self) -> Box:
         saved = self.run.path / "box.toml"
@@ -387,7 +357,7 @@ class Runner:
         request = self.request
         memory = {"ram": request.ram, "ram_bandwidth": request.ram_bandwidth}
         if request.twin and request.recipe:  # the twin simulates the box that the recipe was planned for
-            return recipes.box_for_recipe(recipes.load_recipe(request.recipe), request.box, **memory)
+            return recipes.planned_box(recipes.load_recipe(request.recipe).planned_for, request.box, **memory)
         if request.box:
             return recipes.calibrated_box(request.box, **memory)
         from moebox.detect.declared import with_ram

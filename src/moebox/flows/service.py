@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -42,22 +43,17 @@ METRICS_BYTES = 200_000
 KEPT_INCIDENTS = 50  # of one service; older ones are removed
 
 
+@dataclass(slots=True)
 class Service:
     """One engine that is kept up. `report` gets a line for each incident."""
 
-    def __init__(
-        self,
-        deployment: Deployment,
-        run: Run,
-        settings: ServiceSettings,
-        *,
-        report: Callable[[str], None],
-        stop_signals: StopSignals | None = None,
-    ) -> None:
-        self.deployment, self.run, self.settings, self.report = deployment, run, settings, report
-        self.stop_signals = stop_signals
-        self.stop = threading.Event()
-        self.restarts = 0
+    deployment: Deployment
+    run: Run
+    settings: ServiceSettings
+    report: Callable[[str], None]
+    stop_signals: StopSignals | None = None
+    stop: threading.Event = field(default_factory=threading.Event)
+    restarts: int = 0
 
     def keep_up(self, *, patience_s: float, on_ready: Callable[[EngineSession], None]) -> None:
         """Start the engine again and again until `stop` is set. Raise LaunchFailed if it fails to start too often."""
@@ -65,10 +61,8 @@ class Service:
         try:
             lease = Lease(f"service-{name}", f"process {os.getpid()}")
         except ExternalError as problem:
-            holder = problem.message.rpartition(" is in use by ")[2]
-            raise ExternalError(
-                f"the service {name} runs already ({holder})", hint="`moebox ps` shows it, `moebox down` stops it"
-            ) from None
+            text = f"the service {name} runs already ({problem.message.rpartition(' is in use by ')[2]})"
+            raise ExternalError(text, hint="`moebox ps` shows it, `moebox down` stops it") from None
         with contextlib.closing(lease):
             failed, pause_s = 0, self.settings.pause_s
             while not self.stop.is_set():
@@ -97,8 +91,7 @@ class Service:
     def watch(self, session: EngineSession) -> str:
         """Wait for an incident and return its reason, or "" if the service is stopped."""
         canary: ChatProbe | None = None
-        asked_at = moved_at = time.monotonic()
-        tokens = 0.0
+        asked_at, moved_at, tokens = time.monotonic(), 0.0, 0.0
         with StallWatch(session.endpoint, StallLimits(still_s=self.settings.stall_s)) as stall:
             while not self.stop.wait(LOOK_S):
                 notify_systemd("WATCHDOG=1")
@@ -153,15 +146,13 @@ class Service:
 
     def guard_disk(self) -> None:
         """Remove old incidents; raise ExternalError if too little of the disk is free to start an engine."""
-        folder = self.run.path / "incidents"
-        kept = sorted(folder.glob("*.json"))
+        kept = sorted(self.run.path.glob("incidents/*.json"))
         least = self.settings.min_free_gib * 2**30
-        while kept and (len(kept) > KEPT_INCIDENTS or shutil.disk_usage(self.run.path).free < least):
+        while (free := shutil.disk_usage(self.run.path).free) < least or len(kept) > KEPT_INCIDENTS:
+            if not kept:
+                text = f"only {format_gib(free)} are free on the disk of {self.run.path}"
+                raise ExternalError(text, hint=f"free {format_gib(least)}, or lower service.min_free_gib")
             kept.pop(0).unlink(missing_ok=True)
-        free = shutil.disk_usage(self.run.path).free
-        if free < least:
-            text = f"only {format_gib(free)} are free on the disk of {self.run.path}"
-            raise ExternalError(text, hint=f"free {format_gib(least)}, or lower service.min_free_gib")
 
 
 def count_tokens(session: EngineSession) -> float:
@@ -182,11 +173,10 @@ def notify_systemd(message: str) -> None:
 
 def find_unit(name: str) -> tuple[Path, list[str]]:
     """Return where a recipe's unit lies, of this user or of the system for root, and the words that control it."""
+    file = f"moebox-{make_slug(name)}.service"
     if os.geteuid() == 0:
-        folder, control = Path("/etc/systemd/system"), ["systemctl"]
-    else:
-        folder, control = config_home() / "systemd" / "user", ["systemctl", "--user"]
-    return folder / f"moebox-{make_slug(name)}.service", control
+        return Path("/etc/systemd/system", file), ["systemctl"]
+    return config_home() / "systemd" / "user" / file, ["systemctl", "--user"]
 
 
 def control_unit(verb: Literal["is-active", "start", "stop"], name: str) -> bool:

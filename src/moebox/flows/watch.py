@@ -17,9 +17,9 @@ import subprocess
 import threading
 import time
 import urllib.parse
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from moebox import http
@@ -41,12 +41,7 @@ KNOWN_SHARE = 0.4  # of all samples of a window
 MIN_KNOWN, MAX_WINDOWS = 6, 5  # samples with the figure, from so many windows, if fewer of one have it
 ABSENT = "absent"
 MIN_USUAL = 10  # samples before the window, without which nothing is usual
-COMPARISONS: dict[str, Callable[[float, float], bool]] = {
-    ">": operator.gt,
-    ">=": operator.ge,
-    "<": operator.lt,
-    "<=": operator.le,
-}
+COMPARISONS = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,19 +66,9 @@ class Rule:
     command: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Diagnosis:
-    rule: Rule
-    evidence: str
-
-    @property
-    def text(self) -> str:
-        return f"{self.rule.cause} ({self.evidence}); change: {self.rule.change}; `{self.rule.command}`"
-
-
-def diagnose(looks: Sequence[MetricsLook]) -> list[Diagnosis]:
-    """Return the causes that the newest samples show."""
-    looks, found = list(looks), []
+def diagnose(looks: Sequence[MetricsLook]) -> dict[str, str]:
+    """Return the causes that the newest samples show: name of the rule, and cause, evidence and setting."""
+    looks, found = list(looks), {}
     for rule in catalogue.table_rows(Rule, "diagnoses", "rule"):
         begin = looks[-1].at - rule.for_s
         if looks[0].at > begin:
@@ -93,7 +78,8 @@ def diagnose(looks: Sequence[MetricsLook]) -> list[Diagnosis]:
         evidence = list(itertools.takewhile(bool, judged))
         if len(evidence) == len(rule.when):
             evidence += [looks[-1].about.get(name, ABSENT) for name, _, _ in rule.when]
-            found.append(Diagnosis(rule=rule, evidence=", ".join(each for each in evidence if each != ABSENT)))
+            shown = ", ".join(each for each in evidence if each != ABSENT)
+            found[rule.name] = f"{rule.cause} ({shown}); change: {rule.change}; `{rule.command}`"
     return found
 
 
@@ -132,8 +118,8 @@ GONE_LOOKS = 3  # looks without an answer before an endpoint counts as gone
 CANARIES = ("plain", "arithmetic", "streaming", "tools")  # cheap checks, in turn
 TIMES = ("ttft", "tpot", "e2e", "queue")  # histograms, shown as the mean since the last look
 GAUGES = ("running", "waiting", "kv_use", "accept_length", "cache_hit_rate")
-SHARES = {"cache_hit_rate": ("prefix_hits_total", "prefix_queries_total")}  # of counters, if there is no gauge
-SHARES |= {
+SHARES = {  # of counters, if there is no gauge
+    "cache_hit_rate": ("prefix_hits_total", "prefix_queries_total"),
     "accept_length": ("accepted_total", "drafts_total"),
     "accept_share": ("accepted_total", "drafted_total"),
     "prompt_length": ("prompt_tokens_total", "finished_total"),
@@ -184,9 +170,9 @@ class EndpointWatcher:
         self.looks: deque[MetricsLook] = deque(maxlen=KEPT)
         self.alerts: list[Alert] = []
         self.canaries: list[Canary] = []
+        self.active_alerts: set[str] = set()
         self._counters: dict[str, float] = {}
         self._at = 0.0
-        self._raised: set[str] = set()
         self._processes: frozenset[int] | None = None
         self._host: HostSample | None = None
         engine, log = metrics.all_engine_metrics().get(endpoint.engine), Path(endpoint.log)
@@ -195,37 +181,36 @@ class EndpointWatcher:
         self._canary_thread: threading.Thread | None = None
 
     def look_once(self) -> MetricsLook:
-        """Poll once, store the figures, and update the alerts."""
         reply = http.get(f"{self.endpoint.server_url}/metrics", headers=self.endpoint.headers, timeout_s=5.0)
+        answered, about = True, dict[str, str]()
         if not reply.ok:  # an endpoint without /metrics: check that it answers
             other = http.get(f"{self.endpoint.base_url}/models", headers=self.endpoint.headers, timeout_s=5.0)
             figures = {**self.derive_figures({}), "mute": float(not other.status and "[Errno" not in other.text)}
             if other.ok and not reply.status and self._counters:  # engines that answer /metrics between two steps
                 figures["stalled_requests"] = 1.0
-            look = MetricsLook(at=self.clock(), answered=other.ok, figures=figures)
+            answered = other.ok
         else:
             figures, (users, user) = self.derive_figures(parse_prometheus(reply.text)), user_figures(reply.text)
             about, figures = {"top_user_share": f"user {user}"}, {"stalled_requests": 0.0, **figures, **users}
-            look = MetricsLook(at=self.clock(), answered=True, figures=figures, about=about)
-        if self._processes is None or not look.answered:  # of this machine, if its connections and GPUs can be seen
+        at = self.clock()
+        if self._processes is None or not answered:  # of this machine, if its connections and GPUs can be seen
             self._processes = server_processes(self.endpoint.server_url) or frozenset()
         if self._processes:
             clients, client = sample_connections(urllib.parse.urlsplit(self.endpoint.server_url).port or 80)
             before, self._host = self._host, read_host(self._processes)
             others, program = compare_hosts(before, self._host) if before else ({}, "")
-            figures = {**look.figures, **clients, **sample_throttling(), **others}
-            about = dict.fromkeys(("unread_bytes", "top_client_share"), f"client {client}")
-            look = replace(look, figures=figures, about=look.about | about | {"other_cpu": f"most of it {program}"})
+            figures = {**figures, **clients, **sample_throttling(), **others}
+            about |= dict.fromkeys(("unread_bytes", "top_client_share"), f"client {client}")
+            about["other_cpu"] = f"most of it {program}"
+        look = MetricsLook(at=at, answered=answered, figures=figures, about=about)
         self.add_look(look)
         return look
 
     def add_look(self, look: MetricsLook) -> None:
-        """Store a sample, and update the alerts."""
         self.looks.append(look)
         recent = list(self.looks)[-GONE_LOOKS:]
-        gone = len(recent) == GONE_LOOKS and not any(each.answered for each in recent)
         found = {}
-        if gone:
+        if len(recent) == GONE_LOOKS and not any(each.answered for each in recent):
             name, why = "gone", "at all: the engine has ended"
             change = "a service restarts it: `moebox up RECIPE --service`"
             if all(each.figures.get("mute") for each in recent):
@@ -235,13 +220,9 @@ class EndpointWatcher:
                     name, why = "queue", f"in time and computes: {counts[-1]:.0f} connections hold all its threads"
                     change = "change: fewer clients at once, or max_seqs; `moebox up RECIPE --set max_seqs=N`"
             found[name] = f"{self.endpoint.server_url} does not answer {why}; {change}"
-        for diagnosis in () if "gone" in found else diagnose(self.looks):  # old samples explain no ended engine
-            found.setdefault(diagnosis.rule.name, diagnosis.text)
-        canaries = {name for name in self._raised if name.startswith(CANARY)}
-        for name in self._raised - set(found) - canaries:
-            self._update_alert(name, False, "")
-        for name, text in found.items():
-            self._update_alert(name, True, text)
+        if "gone" not in found:  # old samples explain no ended engine
+            found = diagnose(self.looks) | found
+        self._update_alerts(found, {name for name in self.active_alerts if not name.startswith(CANARY)})
 
     def derive_figures(self, shown: dict[str, float]) -> dict[str, float]:
         """Gauges, rates of counters, and means of histograms since the last look."""
@@ -251,13 +232,18 @@ class EndpointWatcher:
         figures = {figure: value for figure, value in pick_metrics(shown).items() if figure in GAUGES}
         growths: dict[str, float] = {}
         for name in {*RATES, *(part for parts in SHARES.values() for part in parts)}:
-            growth = self._counter_growth(shown, metrics.find_metric(name, shown), passed)
-            if growth is not None:
+            if (growth := self._counter_growth(shown, metrics.find_metric(name, shown), passed)) is not None:
                 growths[name] = growth
         figures |= {f"{name.removesuffix('_total')}_s": growths[name] / passed for name in RATES if name in growths}
-        growths |= (logged := self._read_log())
-        if self._log_patterns:
-            figures["context_full"] = logged.get("context_full", 0.0)
+        if self._log_patterns:  # the log adds to counters that the metrics do not have
+            while data := self._log.read_new():
+                self._log_text += data.decode("utf-8", "replace")
+            text, _, self._log_text = self._log_text.rpartition("\n")
+            logged: Counter[str] = Counter()
+            for match in (match for pattern in self._log_patterns for match in re.finditer(pattern, text)):
+                logged.update({name: float(number or 1) for name, number in match.groupdict().items()})
+            growths |= logged
+            figures["context_full"] = float(logged["context_full"])
         for name, (part, whole) in SHARES.items():
             if name not in figures and part in growths and growths.get(whole):
                 figures[name] = growths[part] / growths[whole] + (name == "accept_length")  # the engine's own token too
@@ -271,17 +257,6 @@ class EndpointWatcher:
                 figures[name] = total / count
         return figures
 
-    def _read_log(self) -> dict[str, float]:
-        """What the engine's log adds to counters that its metrics do not have."""
-        growths: dict[str, float] = {}
-        while self._log_patterns and (data := self._log.read_new()):
-            self._log_text += data.decode("utf-8", "replace")
-        text, _, self._log_text = self._log_text.rpartition("\n")
-        for match in (match for pattern in self._log_patterns for match in re.finditer(pattern, text)):
-            for name, number in match.groupdict().items():
-                growths[name] = growths.get(name, 0.0) + float(number or 1)
-        return growths
-
     def _counter_growth(self, shown: dict[str, float], metric: str, passed: float) -> float | None:
         """The growth of a counter, or None on the first look and after the engine restarted."""
         if metric not in shown:
@@ -289,36 +264,31 @@ class EndpointWatcher:
         before, self._counters[metric] = self._counters.get(metric), shown[metric]
         return shown[metric] - before if before is not None and passed > 0 and shown[metric] >= before else None
 
-    def _update_alert(self, name: str, wrong: bool, text: str) -> None:
-        if wrong and name not in self._raised:
-            self._raised.add(name)
-            self.alerts.append(Alert(at=self.clock(), name=name, text=text))
-        elif not wrong:
-            self._raised.discard(name)
-
-    @property
-    def active_alerts(self) -> set[str]:
-        return set(self._raised)
+    def _update_alerts(self, found: Mapping[str, str], judged: set[str]) -> None:
+        """Add an alert for what is new in `found`; those of `judged` that are not found are over."""
+        self.active_alerts -= judged - found.keys()
+        for name, text in found.items():
+            if name not in self.active_alerts:
+                self.active_alerts.add(name)
+                self.alerts.append(Alert(at=self.clock(), name=name, text=text))
 
     def start_canary(self, check: str) -> None:
         """Run one check in a thread, unless another one is running."""
-        if self._canary_thread is not None and self._canary_thread.is_alive():
-            return
-        self._canary_thread = threading.Thread(target=self._run_check, args=(check,), daemon=True)
-        self._canary_thread.start()
 
-    def _run_check(self, check: str) -> None:
-        began = time.monotonic()
-        options = VerifyOptions(trials=2, patience=1, deadline_s=120.0, time_s=240.0)
-        self.add_canary(run_checks(self.endpoint, options, only=[check]).rungs[0], time.monotonic() - began)
+        def run_check() -> None:
+            began, options = time.monotonic(), VerifyOptions(trials=2, patience=1, deadline_s=120.0, time_s=240.0)
+            self.add_canary(run_checks(self.endpoint, options, only=[check]).rungs[0], time.monotonic() - began)
+
+        if self._canary_thread is None or not self._canary_thread.is_alive():
+            self._canary_thread = threading.Thread(target=run_check, daemon=True)
+            self._canary_thread.start()
 
     def add_canary(self, verdict: CheckVerdict, seconds: float) -> None:
         """Store the result of a check; a failed one is an alert."""
-        canary = Canary(
-            at=self.clock(), check=verdict.name, verdict=verdict.verdict, reason=verdict.reason, seconds=seconds
-        )
-        self.canaries.append(canary)
-        self._update_alert(f"{CANARY}{verdict.name}", verdict.verdict == "fail", f"{verdict.name}: {verdict.reason}")
+        check, mark, reason = verdict.name, verdict.verdict, verdict.reason
+        self.canaries.append(Canary(at=self.clock(), check=check, verdict=mark, reason=reason, seconds=seconds))
+        name = f"{CANARY}{check}"
+        self._update_alerts({name: f"{check}: {reason}"} if mark == "fail" else {}, {name})
 
     def wait_for_canary(self, patience_s: float) -> None:
         if self._canary_thread is not None:
@@ -337,35 +307,21 @@ def user_figures(text: str) -> tuple[dict[str, float], str]:
     return {**figures, "first_byte": first, "top_user_share": tokens[top] / sum(tokens.values())}, top
 
 
-class AlertSender:
-    """Sends alerts to a webhook (a URL, JSON by POST) or a command (JSON on its standard input)."""
+def send_alert(receiver: str, alert: Alert, endpoint: Endpoint) -> str:
+    """Send an alert to a webhook (a URL, JSON by POST) or a command (JSON on its standard input).
 
-    def __init__(self, receiver: str, report: Callable[[str], None]) -> None:
-        self.receiver, self.report = receiver, report
-
-    def send(self, alert: Alert, endpoint: Endpoint) -> None:
-        """Deliver one alert, if there is a receiver; one that fails is reported in one line."""
-        if not self.receiver:
-            return
-        document = {"name": alert.name, "text": alert.text, "model": endpoint.model, "url": endpoint.base_url}
-        problem = ""
-        if self.receiver.startswith(("http://", "https://")):
-            reply = http.post_json(self.receiver, document, timeout_s=DELIVERY_S)
-            problem = "" if reply.ok else reply.error
-        else:
-            try:
-                subprocess.run(
-                    shlex.split(self.receiver),
-                    input=json.dumps(document),
-                    text=True,
-                    timeout=DELIVERY_S,
-                    check=True,
-                    capture_output=True,
-                )
-            except (OSError, ValueError, subprocess.SubprocessError) as failure:
-                problem = one_line(str(failure))
-        if problem:
-            self.report(f"the alert was not delivered: {problem}")
+    Return why it was not delivered, or "".
+    """
+    document = {"name": alert.name, "text": alert.text, "model": endpoint.model, "url": endpoint.base_url}
+    if receiver.startswith(("http://", "https://")):
+        reply = http.post_json(receiver, document, timeout_s=DELIVERY_S)
+        return "" if reply.ok else reply.error
+    try:
+        argv, text = shlex.split(receiver), json.dumps(document)
+        subprocess.run(argv, input=text, text=True, timeout=DELIVERY_S, check=True, capture_output=True)
+    except (OSError, ValueError, subprocess.SubprocessError) as failure:
+        return one_line(str(failure))
+    return ""
 
 
 class WatchHistory:
@@ -381,12 +337,11 @@ class WatchHistory:
         Return the alerts that are new.
         """
         new, self.alerts = alerts[self.alerts :], max(self.alerts, len(alerts))
-        rows: list[dict[str, object]] = [{"alert": alert.name, "text": alert.text} for alert in new]
+        rows: list[dict[str, object]] = []
         if look.at >= self.next_at:
             self.next_at = look.at + HISTORY_S
-            rows.insert(
-                0, {"answered": look.answered, **{name: round(value, 4) for name, value in look.figures.items()}}
-            )
+            rows = [{"answered": look.answered, **{name: round(value, 4) for name, value in look.figures.items()}}]
+        rows += [{"alert": alert.name, "text": alert.text} for alert in new]
         with contextlib.suppress(OSError):
             if self.path.exists() and self.path.stat().st_size > self.limit:
                 self.path.replace(f"{self.path}.1")

@@ -22,15 +22,15 @@ PROBE_BYTES, PROBE_S = 16 << 20, 2.0  # read from the first missing file to lear
 NEWS_SHARE, NEWS_S = 0.05, 2.0  # of the download, and seconds, between two lines of progress
 
 
-def find_named_files(what: str) -> tuple[HubListing, str, bool]:
-    """Return the repository of a recipe or name, the first part of a GGUF file, and whether its own code is needed."""
+def find_named_files(what: str) -> tuple[HubListing, tuple[HubFile, ...]]:
+    """Return the repository of a recipe or name, and the files that are needed."""
     if os.path.exists(what) or parse_repo_name(what) is None:
         return find_recipe_files(deploy(recipes.load_recipe(what)))
-    return (*list_files(what, what, "", ""), False)
+    return list_files(what, what)
 
 
-def find_recipe_files(deployment: Deployment) -> tuple[HubListing, str, bool]:
-    """Return the same for a deployment. Raise BadInput if its weights are a path."""
+def find_recipe_files(deployment: Deployment) -> tuple[HubListing, tuple[HubFile, ...]]:
+    """Return the repository of a deployment, and the files that it needs. Raise BadInput if its weights are a path."""
     found, recipe, gguf = deployment.known_checkpoint, deployment.recipe, ""
     name = recipe.checkpoint if found is None or not found.repo else found.repo
     if is_weights_path(name) or (found and found.path):
@@ -40,20 +40,21 @@ def find_recipe_files(deployment: Deployment) -> tuple[HubListing, str, bool]:
         raise BadInput(f"{recipe.name} names a path, {name}, which {here}", hint=hint)
     if found and found.format == "gguf":
         name, gguf = f"{name}:{found.name.rpartition(':')[2]}", found.file
-    return (*list_files(recipe.name, name, deployment.revision, gguf), recipe.trust_remote_code)
+    return list_files(recipe.name, name, deployment.revision, gguf, with_code=recipe.trust_remote_code)
 
 
-def list_files(what: str, name: str, revision: str, gguf: str) -> tuple[HubListing, str]:
+def list_files(
+    what: str, name: str, revision: str = "", gguf: str = "", *, with_code: bool = False
+) -> tuple[HubListing, tuple[HubFile, ...]]:
     """List ORG/REPO[@REVISION][:QUANT]; without `gguf` the quantization names the first part."""
-    parsed = parse_repo_name(name)
+    parsed, hint = parse_repo_name(name), "ORG/REPO[@REVISION][:QUANT]"
     if parsed is None:
-        hint = "ORG/REPO[@REVISION][:QUANT]"
         raise BadInput(f"{what}: its checkpoint {name!r} is not a repository of the Hub", hint=hint)
     listing = list_repository(parsed.repo, parsed.revision or revision)
     if parsed.quant and not gguf:
         groups = group_gguf_files(listing.files)
         gguf = groups[select_gguf(groups, parsed)][0].path
-    return listing, gguf
+    return listing, select_files(listing, gguf=gguf, with_code=with_code)
 
 
 def offer_weights(deployment: Deployment, *, confirm: Callable[[str], bool], notify: Callable[[str], None]) -> int:
@@ -68,8 +69,7 @@ def offer_weights(deployment: Deployment, *, confirm: Callable[[str], bool], not
     try:
         if recipe.runtime.kind != "embedded":
             require_engine(deployment)
-        listing, gguf, with_code = find_recipe_files(deployment)
-        wanted = select_files(listing, gguf=gguf, with_code=with_code)
+        listing, wanted = find_recipe_files(deployment)
     except NotInstalled:
         raise
     except MoeboxError as problem:  # the start reports what still matters then

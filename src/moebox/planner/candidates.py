@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from moebox.core import families, gpu_list, registry
+from moebox.core import families, registry
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Model
@@ -128,12 +128,12 @@ def gpu_candidates(
 ) -> Iterator[Candidate]:
     """Yield recipes of an engine that serves from GPUs alone."""
     base, bold = base_recipe(model, checkpoint, engine, constraints), constraints.bold
-    gpus, traits = gpu_list.all_gpus(box), registry.engine_traits(engine)
+    gpus, traits = box.all_gpus, registry.engine_traits(engine)
     for parallel in possible_layouts(box, model, checkpoint, engine, constraints):
-        used = gpu_list.largest_gpus(box, parallel.gpu_count)
+        used = box.largest_gpus(parallel.gpu_count)
         generations = {gpus[index].generation for index in used}
         for preset in image_presets(generations, model, engine, constraints):
-            env, runtime = gpu_list.visible_devices_env(box, used), Runtime()
+            env, runtime = box.visible_devices_env(used), Runtime()
             if preset:  # as in the image's own launches: graphs use what the utilization leaves, not the cache
                 env |= {GRAPH_ESTIMATE_ENV: "0"}
                 runtime = Runtime(kind="docker", preset=preset)
@@ -216,7 +216,7 @@ def base_recipe(model: Model, checkpoint: Checkpoint, engine: EngineName, constr
 
 def limit_utilization(box: Box, used: tuple[int, ...], share: float) -> float:
     """Return `share`, or less if other programs hold a part of a GPU."""
-    all_gpus = gpu_list.all_gpus(box)
+    all_gpus = box.all_gpus
     for gpu in {all_gpus[index] for index in used}:
         visible = visible_bytes(gpu)
         free = visible - reserved_bytes(gpu) - memory_constant_bytes("load", "margin")
@@ -326,7 +326,7 @@ def ggml_candidates(
             name=f"{model.name}-{checkpoint.quant.split()[0].lower()}-{engine}",
             max_seqs=constraints.concurrency or 1,
             kv=constraints.kv or "f16",
-            env=gpu_list.visible_devices_env(box, tuple(range(len(box.gpus)))),
+            env=box.visible_devices_env(tuple(range(len(box.gpus)))),
             hybrid=hybrid,
         )
         counts = constraints.experts
@@ -363,7 +363,7 @@ def expert_split_candidates(
             kv=cache_types(model, traits, "", constraints)[0],
             memory_utilization=constraints.memory_utilization or BOLD_UTILIZATION,
             parallel=Parallel(tp=tp),
-            env=gpu_list.visible_devices_env(box, tuple(range(tp))),
+            env=box.visible_devices_env(tuple(range(tp))),
             hybrid=hybrid,
         )
         recipe = replace(recipe, batched_tokens=load_engine(engine).step_tokens(recipe))

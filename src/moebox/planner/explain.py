@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, replace
 
 from moebox.core import families
-from moebox.core.gpu_list import all_gpus
 from moebox.core.plan import Alternative, PlanWarning
 from moebox.core.recipe import Climb, Recipe, Runtime
 from moebox.core.registry import engine_display_name
@@ -75,7 +74,7 @@ def _choice_over(chosen: str, rival: str, comparison: str) -> str:
 
 def _explain_layout(best: RatedCandidate, others: list[RatedCandidate]) -> str:
     """Weights per GPU, the best other layout, and GPUs that stay free."""
-    parallel, total = best.recipe.parallel, len(all_gpus(best.box))
+    parallel, total = best.recipe.parallel, len(best.box.all_gpus)
     sizes = {format_gib(device.weights_total) for device in best.memory.devices if device.weights}
     most = format_gib(max(device.weights_total for device in best.memory.devices))
     text = f"{parallel.text} leaves {most if len(sizes) == 1 else f'up to {most}'} of weights on each GPU"

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from moebox.core import catalogue, gpu_list
+from moebox.core import catalogue
 from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint
 from moebox.engines import check_recipe, find_refusals, memory_budget
@@ -31,7 +31,7 @@ def find_misfit(deployment: Deployment) -> Misfit | None:
     memory, recipe, box = memory_budget(deployment), deployment.recipe, deployment.box
     if memory.fits:
         return None
-    available = len(gpu_list.used_gpus(box, recipe))
+    available = len(recipe.used_gpus(box))
     if not recipe.hybrid and recipe.parallel.gpu_count > available:
         counts = f"it needs {recipe.parallel.gpu_count} GPUs, {available} are there"
         text = f"{recipe.name} does not fit on {box.name}: {counts}"

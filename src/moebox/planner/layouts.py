@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from moebox.core import gpu_list, registry
+from moebox.core import registry
 from moebox.core.box import Box
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import EngineName, Parallel
@@ -17,7 +17,7 @@ def possible_layouts(
     box: Box, model: Model, checkpoint: Checkpoint, engine: EngineName, constraints: Constraints
 ) -> Iterator[Parallel]:
     """Yield the layouts that the engine and the model's heads, experts and layers allow on these GPUs."""
-    gpus, traits = gpu_list.all_gpus(box), registry.engine_traits(engine)
+    gpus, traits = box.all_gpus, registry.engine_traits(engine)
     largest = max((gpu.memory for gpu in gpus), default=0)
     possible = [
         parallel

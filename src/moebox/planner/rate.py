@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from moebox.core import gpu_list
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Model
@@ -144,8 +143,8 @@ def raise_utilization(candidate: RatedCandidate) -> RatedCandidate:
     utilization = candidate.recipe.memory_utilization
     if candidate.memory.fits or utilization is None or candidate.constraints.memory_utilization:
         return candidate
-    used = gpu_list.used_gpus(candidate.box, candidate.recipe)
-    largest = max(gpu.memory for gpu in gpu_list.all_gpus(candidate.box))
+    used = candidate.recipe.used_gpus(candidate.box)
+    largest = max(gpu.memory for gpu in candidate.box.all_gpus)
     for higher in HIGHER_UTILIZATIONS:
         share = limit_utilization(candidate.box, used, higher)
         if candidate.memory.shortfall > (share - utilization) * largest:

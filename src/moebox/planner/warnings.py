@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from moebox import engines
-from moebox.core import gpu_list, registry, symptom
+from moebox.core import registry, symptom
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
 from moebox.core.plan import Memory, PlanWarning
@@ -23,7 +23,8 @@ def known_issues(deployment: Deployment) -> tuple[PlanWarning, ...]:
 
     A symptom is omitted if a refusal cites the same source.
     """
-    recipe, version = deployment.recipe, engines.version_or_newest(deployment.recipe)
+    recipe = deployment.recipe
+    version = recipe.engine_version or engines.newest_version(recipe.engine)
     refusals = engines.find_refusals(deployment)
     cited = {link for refusal in refusals for link in LINK.findall(refusal.source)}
     issues = [*refusals, *symptom_issues(deployment, version, cited)]
@@ -77,7 +78,7 @@ def budget_warnings(deployment: Deployment, memory: Memory, concurrency: int) ->
     warnings = short_cache_warnings(deployment, memory, concurrency, recipe.context)
     if recipe.hybrid and not box.has_unified_memory:
         warnings += unknown_ram_warnings(deployment)
-    used = {gpu_list.all_gpus(box)[index].name for index in gpu_list.used_gpus(box, recipe)}
+    used = {box.all_gpus[index].name for index in recipe.used_gpus(box)}
     if registry.engine_traits(recipe.engine).is_gpu_only and len(used) > 1:
         text = "GPUs of different kinds in one group: the smallest and slowest decides"
         warnings.append(PlanWarning(text=text, severity="note"))

@@ -150,7 +150,7 @@ def compose_context(deployment: Deployment) -> Context:
         "shares_memory": engine.shares_memory,
         "options": usual | options.compose_keys(recipe),
         "uses_gpus": uses_gpus(deployment),
-        "privileged": "--privileged" in presets.recipe_preset(recipe).options,
+        "privileged": "--privileged" in presets.load_preset(recipe.runtime.preset).options,
         "health": engine.health_path,
     }
 

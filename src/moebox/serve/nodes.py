@@ -16,7 +16,6 @@ from moebox import codec, engines
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
 from moebox.core.endpoint import endpoint_from_url
-from moebox.engines.kv_store import expand_store_folder
 from moebox.errors import ExternalError, Unsupported, refuse_if
 from moebox.serve.agent import MASTER
 from moebox.serve.conduct import ConductorConfig, RankCommand, agent_source
@@ -266,7 +265,7 @@ def prepare_conductor(deployment: Deployment, nodes: Nodes, run: Run) -> Prepare
 
 def _with_open_host(deployment: Deployment, address: str) -> Deployment:
     """Listen on the address that the other ranks and this machine use, instead of on loopback."""
-    recipe = expand_store_folder(deployment.recipe)
+    recipe = deployment.recipe.with_store_here()
     host = recipe.listen.host if recipe.listen.host != "127.0.0.1" else address
     return deployment.with_recipe(replace(recipe, listen=replace(recipe.listen, host=host)))
 

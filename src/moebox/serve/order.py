@@ -14,8 +14,7 @@ from moebox import engines
 from moebox.core.deployment import Deployment
 from moebox.core.endpoint import Endpoint, endpoint_from_url
 from moebox.core.plan import Launch
-from moebox.core.recipe import Recipe
-from moebox.engines.kv_store import expand_store_folder
+from moebox.core.recipe import VISIBLE_DEVICES, Recipe
 from moebox.environment import chosen_environment
 from moebox.errors import BadInput, ExternalError, Unsupported
 from moebox.hub.client import find_snapshot
@@ -47,7 +46,9 @@ class PreparedLaunch:
 
 def prepare_launch(deployment: Deployment, *, name: str = "") -> PreparedLaunch:
     """Decide what to run. Raise if the recipe cannot be launched."""
-    recipe = expand_store_folder(installs.with_installed_engine(deployment.recipe))
+    recipe = deployment.recipe.with_store_here()
+    runtime = installs.installed_runtime(recipe.engine, recipe.engine_version, recipe.runtime)
+    recipe = dataclasses.replace(recipe, runtime=runtime)
     deployment = with_fetched_file(deployment.with_recipe(recipe))
     key = os.environ.get(recipe.listen.key_env) if recipe.listen.key_env else None
     if recipe.listen.key_env and not key:
@@ -78,8 +79,24 @@ def prepare_launch(deployment: Deployment, *, name: str = "") -> PreparedLaunch:
         argv=argv,
         endpoint=endpoint_from_url(address, recipe.served_name, key=key, engine=recipe.engine),
         secrets=launch_secrets(launch),
-        gpus=preflight.recipe_gpus(deployment),
+        gpus=recipe_gpus(deployment),
     )
+
+
+def recipe_gpus(deployment: Deployment) -> tuple[int, ...]:
+    """Numbers of this machine's GPUs that the recipe uses."""
+    recipe = deployment.recipe
+    if recipe.runtime.kind == "embedded":
+        return ()
+    named = recipe.env.get(VISIBLE_DEVICES, os.environ.get(VISIBLE_DEVICES))
+    if named is None:
+        numbers = [path.name.removeprefix("nvidia") for path in Path("/dev").glob("nvidia[0-9]*")]
+        visible = tuple(sorted(int(number) for number in numbers if number.isdigit()))
+    else:
+        visible = tuple(int(word) for word in named.split(",") if word.strip().isdigit())
+    if VISIBLE_DEVICES in recipe.env or deployment.engine.uses_all_gpus:
+        return visible
+    return visible[: recipe.parallel.gpu_count // max(recipe.parallel.nodes, 1)]
 
 
 def with_fetched_file(deployment: Deployment) -> Deployment:

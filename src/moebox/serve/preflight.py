@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import os
 import re
 import shutil
 import socket
@@ -18,7 +17,6 @@ from moebox.checkpoint.safetensors import is_nonempty_file, shard_damage
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
 from moebox.core.engine_source import same_version
-from moebox.core.gpu_list import VISIBLE_DEVICES
 from moebox.core.plan import Launch
 from moebox.core.recipe import Recipe
 from moebox.core.traits import LAST_PORT, Traits
@@ -26,7 +24,7 @@ from moebox.detect.health import DISK_BYTES, measure_read_rate
 from moebox.engines.assemble import image_name
 from moebox.engines.engine import load_engine
 from moebox.engines.flags import newest_version
-from moebox.engines.refusals import PATCHABLE_SYMPTOMS
+from moebox.engines.support import PATCHABLE_SYMPTOMS
 from moebox.environment import chosen_environment
 from moebox.errors import AnswerIsNo, BadInput, ExternalError, NotInstalled, refuse_if
 from moebox.hub.client import find_snapshot
@@ -34,6 +32,7 @@ from moebox.hub.names import gguf_part_names, parse_repo_name
 from moebox.loose import get_object, get_path
 from moebox.site import read_site
 
+BACKUP_SUFFIX = ".moebox-original"  # of an engine's file that `moebox doctor kernels` patched
 WEIGHTS = (".safetensors", ".gguf", ".bin")
 PORTS_TRIED = 50
 PORTS_FROM, EPHEMERAL_FROM = 20_000, 32_768  # the kernel gives ports of its ephemeral range to any program
@@ -217,12 +216,22 @@ def check_kernels(deployment: Deployment, argv: tuple[str, ...], detect_box: Cal
     warnings = [warning for warning in warnings if warning.symptom in PATCHABLE_SYMPTOMS]
     if not warnings:
         return
-    from moebox.kernels.patch import patched_files
-    from moebox.kernels.scan import package_folders
-
     folders = package_folders(Path(find_interpreter(argv[0]))) if recipe.runtime.kind == "native" else []
     if not any(patched_files(folder, recipe.engine) for folder in folders):
         raise AnswerIsNo(warnings[0].text, hint=warnings[0].remedy)
+
+
+def package_folders(python: Path) -> list[Path]:
+    """Return the folders where a Python keeps packages: a venv's, and those of Debian's own."""
+    home = python.parent.parent
+    kinds = ("lib/python3*/site-packages", "local/lib/python3*/dist-packages", "lib/python3*/dist-packages")
+    return [place for kind in kinds for place in sorted(home.glob(kind))]
+
+
+def patched_files(root: Path, engine: str) -> list[Path]:
+    """Return the engine's files that carry a patch of moebox."""
+    backups = sorted((root / engine).rglob(f"*{BACKUP_SUFFIX}"))
+    return [path.with_name(path.name.removesuffix(BACKUP_SUFFIX)) for path in backups]
 
 
 def find_interpreter(program: str) -> str:
@@ -312,19 +321,3 @@ def bind_port(probe: socket.socket, host: str, number: int) -> None:
             raise ExternalError(f"port {number} on {host} is taken by another program", hint=hint) from None
         hint = "listen.host is an address of this machine"
         raise ExternalError(f"cannot listen on {host}, port {number}: {problem.strerror}", hint=hint) from None
-
-
-def recipe_gpus(deployment: Deployment) -> tuple[int, ...]:
-    """Numbers of this machine's GPUs that the recipe uses."""
-    recipe = deployment.recipe
-    if recipe.runtime.kind == "embedded":
-        return ()
-    named = recipe.env.get(VISIBLE_DEVICES, os.environ.get(VISIBLE_DEVICES))
-    if named is None:
-        numbers = [path.name.removeprefix("nvidia") for path in Path("/dev").glob("nvidia[0-9]*")]
-        visible = tuple(sorted(int(number) for number in numbers if number.isdigit()))
-    else:
-        visible = tuple(int(word) for word in named.split(",") if word.strip().isdigit())
-    if VISIBLE_DEVICES in recipe.env or deployment.engine.uses_all_gpus:
-        return visible
-    return visible[: recipe.parallel.gpu_count // max(recipe.parallel.nodes, 1)]

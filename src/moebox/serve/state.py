@@ -222,10 +222,9 @@ class Lease:
             self.file.seek(0)
             other = self.file.read(200).strip() or "another moebox"
             self.file.close()
-            raise ExternalError(
-                f"{name.replace('-', ' ')} is in use by {other}",
-                hint=f"`moebox down {other}` stops it, or choose another",
-            ) from None
+            is_command = " " in other  # the name of a run has no spaces
+            hint = "wait until it ends" if is_command else f"`moebox down {other}` stops it, or choose another"
+            raise ExternalError(f"{name.replace('-', ' ')} is in use by {other}", hint=hint) from None
         self.file.truncate(0)
         self.file.write(holder)
         self.file.flush()

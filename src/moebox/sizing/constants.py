@@ -54,7 +54,7 @@ def _find_build(image: str, community: bool) -> VllmBuild:
 
 def reserves_graph_memory(recipe: Recipe) -> bool:
     """True if vLLM subtracts CUDA graph memory from the cache, which is its default (envs.py, 0.32)."""
-    environment = presets.recipe_preset(recipe).environment | recipe.env
+    environment = presets.load_preset(recipe.runtime.preset).environment | recipe.env
     return environment.get(GRAPH_ESTIMATE_ENV, "1") == "1"
 
 

@@ -17,11 +17,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moebox.core.endpoint import SIMULATION_HEADER
 from moebox.loose import Json
-from moebox.twin import messages, openai
-from moebox.twin.engine import TwinEngine
-from moebox.twin.metrics import metrics_text
-from moebox.twin.openai import SIMULATION_TEXT
-from moebox.twin.request import RequestRefused, TwinRequest, count_tokens, parse_request
+from moebox.twin.engine import TwinEngine, metrics_text
+from moebox.twin.replies import SIMULATION_TEXT, full_message, full_reply, stream_message, stream_reply
+from moebox.twin.request import RequestRefused, count_tokens, parse_request, to_chat_request
 
 PUBLIC_PATHS = ("/health", "/ping")  # they show only that the server is up
 CLIENT_CLOSED = 499  # nginx's code for a client that closed the connection
@@ -52,69 +50,51 @@ def build_app(engine: TwinEngine, *, model: str, context: int, title: str, key: 
             "tokens made": f"{engine.counters.generation_tokens:,}",
         }
         for tier, ttft in engine.counters.ttft_by_tier.items():
-            hits = f", {engine.counters.cached_tokens[tier]:,} tokens" if tier else ""
-            rows[f"first token, {tier or 'computed'}"] = (
-                f"{ttft.total / ttft.number:.3f} s, {ttft.number:,} requests{hits}"
-            )
+            text = f"{ttft.total / ttft.number:.3f} s, {ttft.number:,} requests"
+            text += f", {engine.counters.cached_tokens[tier]:,} tokens" if tier else ""
+            rows[f"first token, {tier or 'computed'}"] = text
         cells = "".join(f"<tr><th>{name}<td>{html.escape(str(value))}" for name, value in rows.items())
         headers = {"Referrer-Policy": "no-referrer", "Cache-Control": "no-store"}  # the URL may hold the key
         return HTMLResponse(PAGE.format(simulation=SIMULATION_TEXT, cells=cells), headers=headers)
 
     async def models(_: Request) -> Response:
-        entry = {"id": model, "object": "model", "created": started, "owned_by": "moebox-twin"}
-        data = [entry | {"max_model_len": context}]
-        return JSONResponse({"object": "list", "data": data, "simulation": SIMULATION_TEXT})
+        about = {"created": started, "owned_by": "moebox-twin", "max_model_len": context}
+        entry = {"id": model, "object": "model", **about}
+        return JSONResponse({"object": "list", "data": [entry], "simulation": SIMULATION_TEXT})
 
     async def health(_: Request) -> Response:
         return Response()
 
     async def metrics(_: Request) -> Response:
-        scheduler = engine.scheduler
-        text = metrics_text(
-            engine.counters,
-            model=model,
-            running=scheduler.running + len(scheduler.reading),
-            waiting=len(scheduler.waiting),
-            used=scheduler.used_tokens,
-            kv_tokens=scheduler.rules.kv_tokens,
-            context=context,
-            preempted=scheduler.preemptions,
-        )
+        text = metrics_text(engine.counters, engine.scheduler, model=model, context=context)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
     async def tokenize(request: Request) -> Response:
         """Count a text's tokens as vLLM's and llama.cpp's route does; load generators size their prompts with it."""
-        try:
-            body = await read_body(request)
-        except RequestRefused as problem:
-            return error_response(problem)
+        body = await read_body(request)
         text = body.get("prompt", body.get("content"))
         if not isinstance(text, str):
-            return error_response(RequestRefused(400, "prompt or content must be a text"))
+            raise RequestRefused(400, "prompt or content must be a text")
         tokens = count_tokens(text)
         return JSONResponse({"count": tokens, "tokens": [0] * tokens, "max_model_len": context})
 
     async def complete(request: Request) -> Response:
         anthropic = request.url.path.endswith("/messages")
         chat = anthropic or request.url.path.endswith("/chat/completions")
-        try:
-            body = await read_body(request)
-            wanted: TwinRequest = parse_request(
-                messages.to_chat_request(body) if anthropic else body, chat=chat, model=model, context=context
-            )
-            total = wanted.prompt_tokens + wanted.output
-            if total > engine.scheduler.rules.kv_tokens:
-                raise RequestRefused(400, f"{total} tokens do not fit in the cache")
-        except RequestRefused as problem:
-            return error_response(problem)
+        body = await read_body(request)
+        body = to_chat_request(body) if anthropic else body
+        wanted = parse_request(body, chat=chat, model=model, context=context)
+        total = wanted.prompt_tokens + wanted.output
+        if total > engine.scheduler.rules.kv_tokens:
+            raise RequestRefused(400, f"{total} tokens do not fit in the cache")
         if wanted.stream:
-            events = messages.stream_reply if anthropic else openai.stream_reply
+            events = stream_message if anthropic else stream_reply
             return StreamingResponse(events(engine, wanted, model), media_type="text/event-stream")
         async with contextlib.aclosing(engine.generate(wanted)) as made:
             async for _ in made:
                 if await request.is_disconnected():
                     return Response(status_code=CLIENT_CLOSED)
-        return JSONResponse(messages.full_reply(wanted, model) if anthropic else openai.full_reply(wanted, model))
+        return JSONResponse((full_message if anthropic else full_reply)(wanted, model))
 
     routes = [
         Route("/", index),
@@ -127,19 +107,29 @@ def build_app(engine: TwinEngine, *, model: str, context: int, title: str, key: 
         Route("/v1/completions", complete, methods=["POST"]),
         Route("/v1/messages", complete, methods=["POST"]),
     ]
-    middleware = [Middleware(SimulationHeader), Middleware(TwinGate, key=key)]
-    return Starlette(routes=routes, lifespan=lifespan, middleware=middleware)
+    gate = Middleware(TwinGate, key=key)
+    return Starlette(routes=routes, lifespan=lifespan, middleware=[gate], exception_handlers={RequestRefused: refuse})
 
 
 class TwinGate:
-    """Require the key, and a local host name: a web page from elsewhere could point its own name at this server."""
+    """Require the key, and a local host name: a web page from elsewhere could point its own name at this server.
+
+    Adds the simulation header to every response, errors included.
+    """
 
     def __init__(self, app: ASGIApp, key: str) -> None:
         self.app, self.key = app, key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = self.refusal(Request(scope)) if scope["type"] == "http" else None
-        await (refusal or self.app)(scope, receive, send)
+        async def send_with_header(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", []), (SIMULATION_HEADER.encode(), b"true")]
+            await send(message)
+
+        if scope["type"] == "http":
+            await (self.refusal(Request(scope)) or self.app)(scope, receive, send_with_header)
+        else:
+            await self.app(scope, receive, send)
 
     def refusal(self, request: Request) -> Response | None:
         host = request.headers.get("host", "")
@@ -153,22 +143,7 @@ class TwinGate:
             given.append(request.query_params.get("key", ""))
         if any(hmac.compare_digest(key.encode(), self.key.encode()) for key in given):
             return None
-        return error_response(RequestRefused(401, "the key is missing or wrong: `moebox twin` printed it"))
-
-
-class SimulationHeader:
-    """Add the simulation header to every response, errors included."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_with_header(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", []), (SIMULATION_HEADER.encode(), b"true")]
-            await send(message)
-
-        await self.app(scope, receive, send_with_header if scope["type"] == "http" else send)
+        return error_response(401, "the key is missing or wrong: `moebox twin` printed it")
 
 
 async def read_body(request: Request) -> Json:
@@ -185,11 +160,15 @@ async def read_body(request: Request) -> Json:
     return body
 
 
-def error_response(problem: RequestRefused) -> JSONResponse:
+async def refuse(_: Request, problem: Exception) -> Response:
+    return error_response(getattr(problem, "status", 400), str(problem))
+
+
+def error_response(status: int, message: str) -> JSONResponse:
     """Return an error in OpenAI's format."""
-    kind = {401: "AuthenticationError", 404: "NotFoundError"}.get(problem.status, "BadRequestError")
-    body = {"message": str(problem), "type": kind, "param": None, "code": problem.status}
-    return JSONResponse({"error": body, "simulation": SIMULATION_TEXT}, status_code=problem.status)
+    kind = {401: "AuthenticationError", 404: "NotFoundError"}.get(status, "BadRequestError")
+    body = {"message": message, "type": kind, "param": None, "code": status}
+    return JSONResponse({"error": body, "simulation": SIMULATION_TEXT}, status_code=status)
 
 
 PAGE = """<!doctype html>

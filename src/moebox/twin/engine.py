@@ -1,16 +1,90 @@
-"""Run the planner's scheduler against the wall clock: one step at a time, each as long as the speed model computes."""
+"""Run the planner's scheduler against the wall clock: one step at a time, each as long as the speed model computes.
+
+Its counters are shown as Prometheus text, under vLLM's metric names.
+"""
 
 import asyncio
 import itertools
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
 from moebox.planner.kv_tiers import CacheTier, PrefixCache
 from moebox.planner.schedule import Scheduler, SchedulerRules, ScheduleSlice, SimulatedRequest
 from moebox.planner.speed import Speed
-from moebox.twin.metrics import BLOCK, TTFT, LatencyHistogram, TwinCounters
 from moebox.twin.request import CHARS_PER_TOKEN, TwinRequest
+
+# vLLM 0.32's buckets, seconds.
+SHORT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75)
+TTFT = (*SHORT, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0)
+ITL = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
+E2E = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0)
+BLOCK = 16  # tokens, vLLM's default
+
+
+@dataclass(slots=True)
+class LatencyHistogram:
+    bounds: tuple[float, ...]
+    counts: Counter[float] = field(default_factory=Counter)  # of values up to each bound
+    total: float = 0.0
+    number: int = 0
+
+    def observe(self, seconds: float) -> None:
+        self.counts.update(bound for bound in self.bounds if seconds <= bound)
+        self.total += seconds
+        self.number += 1
+
+    def text_lines(self, name: str, label: str) -> list[str]:
+        rows = [f'{name}_bucket{{le="{bound}",{label}}} {self.counts[bound]}' for bound in self.bounds]
+        rows += [f'{name}_bucket{{le="+Inf",{label}}} {self.number}', f"{name}_count{{{label}}} {self.number}"]
+        return [f"# TYPE {name} histogram", *rows, f"{name}_sum{{{label}}} {self.total:.6f}"]
+
+
+@dataclass(slots=True, kw_only=True)
+class TwinCounters:
+    """Totals since the twin started."""
+
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    finished: dict[str, int] = field(default_factory=lambda: {"length": 0, "abort": 0})
+    ttft: LatencyHistogram = field(default_factory=lambda: LatencyHistogram(TTFT))
+    ttft_by_tier: dict[str, LatencyHistogram] = field(default_factory=dict)  # "" if all was computed
+    cached_tokens: dict[str, int] = field(default_factory=dict)  # by tier
+    itl: LatencyHistogram = field(default_factory=lambda: LatencyHistogram(ITL))
+    e2e: LatencyHistogram = field(default_factory=lambda: LatencyHistogram(E2E))
+
+
+def metrics_text(counters: TwinCounters, scheduler: Scheduler, *, model: str, context: int) -> str:
+    name = model.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    label = f'engine="0",model_name="{name}"'
+    kv_tokens, cached = scheduler.rules.kv_tokens, counters.cached_tokens
+    share = min(scheduler.used_tokens / kv_tokens, 1.0) if kv_tokens else 0.0
+    lines = ["# SIMULATION: these figures come from moebox twin, not from an engine"]
+    for metric, kind, value in (
+        ("num_requests_running", "gauge", scheduler.running + len(scheduler.reading)),
+        ("num_requests_waiting", "gauge", len(scheduler.waiting)),
+        ("kv_cache_usage_perc", "gauge", f"{share:.6f}"),
+        ("num_preemptions_total", "counter", scheduler.preemptions),
+        ("prompt_tokens_total", "counter", counters.prompt_tokens),
+        ("generation_tokens_total", "counter", counters.generation_tokens),
+        ("prefix_cache_queries_total", "counter", counters.prompt_tokens),
+        ("prefix_cache_hits_total", "counter", cached.get("GPUs", 0)),
+        ("external_prefix_cache_hits_total", "counter", sum(cached.values()) - cached.get("GPUs", 0)),
+    ):
+        lines += [f"# TYPE vllm:{metric} {kind}", f"vllm:{metric}{{{label}}} {value}"]
+    lines.append("# TYPE vllm:request_success_total counter")
+    for reason, number in counters.finished.items():
+        lines.append(f'vllm:request_success_total{{{label},finished_reason="{reason}"}} {number}')
+    info = (
+        f'block_size="{BLOCK}",num_gpu_blocks="{kv_tokens // BLOCK}",kv_cache_size_tokens="{kv_tokens}",'
+        f'kv_cache_max_concurrency="{kv_tokens / context:.2f}",simulation="true",engine="0"'
+    )
+    lines += ["# TYPE vllm:cache_config_info gauge", f"vllm:cache_config_info{{{info}}} 1"]
+    lines += counters.ttft.text_lines("vllm:time_to_first_token_seconds", label)
+    lines += counters.itl.text_lines("vllm:inter_token_latency_seconds", label)
+    lines += counters.e2e.text_lines("vllm:e2e_request_latency_seconds", label)
+    return "\n".join(lines) + "\n"
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -58,6 +58,29 @@ class RequestRefused(Exception):
         self.status = status
 
 
+def to_chat_request(body: loose.Json) -> loose.Json:
+    """Translate a request of Anthropic's API into OpenAI's format. Invalid parts are passed on, to be refused later."""
+    messages: list[object] = [{"role": "system", "content": body["system"]}] if body.get("system") else []
+    given = body.get("messages")
+    for message in given if isinstance(given, list) else []:
+        if any(block.get("type") == "tool_result" for block in loose.get_objects(message, "content")):
+            messages.append({"role": "tool", "content": json.dumps(message["content"])})
+        elif isinstance(message, dict):
+            messages.append({"role": message.get("role"), "content": message.get("content")})
+        else:
+            messages.append(message)
+    tools = [
+        {"function": {"name": tool.get("name"), "parameters": tool.get("input_schema")}}
+        for tool in loose.get_objects(body, "tools")
+    ]
+    choice = loose.get_object(body, "tool_choice")
+    chosen: object = {"any": "required", "none": "none"}.get(str(choice.get("type")), "auto")
+    if choice.get("type") == "tool":
+        chosen = {"function": {"name": choice.get("name")}}
+    chat: loose.Document = {key: body[key] for key in ("model", "stream", "max_tokens") if key in body}
+    return {**chat, "messages": messages, "tools": tools, "tool_choice": chosen}
+
+
 def parse_request(body: loose.Json, *, chat: bool, model: str, context: int) -> TwinRequest:
     """Parse a request body. Raise RequestRefused with the reason if an engine would refuse it."""
     if body.get("model", model) != model:

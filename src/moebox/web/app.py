@@ -15,10 +15,10 @@ from moebox import codec
 from moebox.core import catalogue, registry
 from moebox.errors import MoeboxError
 from moebox.report.block import Prose
-from moebox.web import calibrations, chat, engines, models, planning, recipes, runs, tasks, trials
+from moebox.web import calibrations, engines, planning, recipes, runs, trials
 from moebox.web.gate import AccessGate, WebSite
 from moebox.web.mounts import DISKS
-from moebox.web.pages import error_blocks, render_page, render_part, serve_script, show_error
+from moebox.web.pages import NO_STORE, error_blocks, read_form, render_page, render_part, serve_script, show_error
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -30,48 +30,49 @@ BOXES += ("4x-rtx-pro-6000-workstation", "1x-rtx-5090")
 def make_app(site: WebSite) -> "ASGIApp":
     """Build the whole site."""
 
-    def get_route(path: str, handler: Any, method: str = "GET") -> Route:
+    def route(path: str, handler: Any, method: str = "GET") -> Route:
         return Route(path, functools.partial(handler, site=site), methods=[method])
 
-    post_route = functools.partial(get_route, method="POST")
+    def form_route(path: str, handler: Any) -> Route:
+        async def take_form(request: Request) -> Response:
+            return await run_in_threadpool(handler, await read_form(request), site=site)
+
+        return Route(path, take_form, methods=["POST"])
 
     routes = [
-        get_route("/", plan_page),
-        get_route("/plan", plan_part),
-        Route("/plan.json", plan_json),
-        get_route("/models", models.list_models),
-        get_route("/models/fit", models.model_fit),
-        get_route("/runs", runs.list_runs),
-        post_route("/runs", runs.start_run),
-        get_route("/compare", runs.compare_runs),
-        get_route("/runs/{name}", runs.show_report),
-        get_route("/runs/{name}/live", runs.follow_run),
-        get_route("/runs/{name}/events", runs.stream_events),
-        post_route("/runs/{name}/stop", runs.stop_run),
-        get_route("/engines", engines.list_engines),
-        post_route("/engines/{name}/stop", engines.stop_engine),
-        get_route("/engines/{name}/watch", engines.show_watch),
-        get_route("/engines/{name}/watch/events", engines.stream_figures),
-        get_route("/tasks", tasks.list_task_runs),
-        post_route("/tasks", tasks.start_tasks),
-        *(
-            route(f"/{command}", functools.partial(handler, command=command))
-            for command in ("tune", "upgrade")
-            for route, handler in ((get_route, trials.show_trials), (post_route, trials.start_trial))
-        ),
-        post_route("/upgrade/rollback", trials.roll_back),
-        get_route("/calibrations", calibrations.list_calibrations),
-        get_route("/calibrations/{name}", calibrations.show_calibration),
-        post_route("/calibrations/{name}/remove", calibrations.remove_calibration),
-        get_route("/chat", chat.show_chat),
-        post_route("/chat", chat.send_message),
-        get_route("/recipes", recipes.list_recipes),
-        get_route("/recipes/{name}", recipes.edit_recipe),
-        post_route("/recipes/check", recipes.check_recipe),
-        post_route("/recipes/start", recipes.start_recipe),
-        post_route("/recipes", recipes.save_recipe),
-        Route("/page.js", serve_script("script.js", "moebox.report")),
-        Route("/ui.js", serve_script("ui.js", "moebox.web")),
+        route("/", plan_page),
+        route("/plan", plan_part),
+        route("/plan.json", plan_json),
+        route("/models", planning.list_models),
+        route("/models/fit", planning.model_fit),
+        route("/runs", runs.list_runs),
+        form_route("/runs", runs.start_run),
+        route("/compare", runs.compare_runs),
+        route("/runs/{name}", runs.show_report),
+        route("/runs/{name}/live", runs.follow_run),
+        route("/runs/{name}/events", runs.stream_events),
+        route("/runs/{name}/stop", runs.stop_run, "POST"),
+        route("/engines", engines.list_engines),
+        route("/engines/{name}/stop", engines.stop_engine, "POST"),
+        route("/engines/{name}/watch", engines.show_watch),
+        route("/engines/{name}/watch/events", engines.stream_figures),
+        route("/tasks", trials.list_task_runs),
+        form_route("/tasks", trials.start_tasks),
+        *(route(f"/{name}", functools.partial(trials.show_trials, command=name)) for name in trials.FIELDS),
+        *(form_route(f"/{name}", functools.partial(trials.start_trial, name)) for name in trials.FIELDS),
+        form_route("/upgrade/rollback", trials.roll_back),
+        route("/calibrations", calibrations.list_calibrations),
+        route("/calibrations/{name}", calibrations.show_calibration),
+        route("/calibrations/{name}/remove", calibrations.remove_calibration, "POST"),
+        route("/chat", engines.show_chat),
+        form_route("/chat", engines.send_message),
+        route("/recipes", recipes.list_recipes),
+        route("/recipes/{name}", recipes.edit_recipe),
+        form_route("/recipes/check", recipes.check_recipe),
+        form_route("/recipes/start", recipes.start_recipe),
+        form_route("/recipes", recipes.save_recipe),
+        serve_script("/page.js", "moebox.report", "script.js"),
+        serve_script("/ui.js", "moebox.web", "ui.js"),
     ]
     handlers: dict[Any, Any] = {MoeboxError: show_error, HTTPException: unknown_page}
     return AccessGate(Starlette(routes=routes, exception_handlers=handlers), site)
@@ -80,7 +81,7 @@ def make_app(site: WebSite) -> "ASGIApp":
 async def unknown_page(request: Request, problem: Exception) -> Response:
     assert isinstance(problem, HTTPException)
     blocks = [Prose(paragraphs=("There is no such page. The pages are above.",))]
-    return render_page("message.html", status=problem.status_code, title="moebox", here="", blocks=blocks)
+    return render_page("message.html", problem.status_code, title="moebox", here="", blocks=blocks)
 
 
 def plan_from_address(request: Request) -> planning.PlanReply:
@@ -93,24 +94,22 @@ def plan_from_address(request: Request) -> planning.PlanReply:
     return planning.plan_same_layout(query, layout) if layout else planning.plan_fully(query)
 
 
-async def plan_page(request: Request, *, site: WebSite) -> Response:
+def plan_page(request: Request, *, site: WebSite) -> Response:
     """The controls, with the plan if it is cached; otherwise the page requests it after it has loaded."""
     planning.drop_stale_plans()
     query = planning.parse_query(request.query_params)
-    known = await run_in_threadpool(models.list_rows)
-    ready = planning.is_cached(query) or "wait" in request.query_params
-    body = await run_in_threadpool(plan_fragment, request) if ready else Markup("")
+    ready = query in planning.cached_plans or "wait" in request.query_params
     return render_page(
         "plan.html",
         title="Plan",
         here="plan",
         query=query,
-        models=[(row.name, row.title) for row in known],
+        models=[(name, title) for name, title, *_ in planning.list_rows()],
         boxes=sorted({*BOXES, *(f"8x-{name}" for name in catalogue.gpus())}),
         engines=registry.engine_names(),
         contexts=planning.CONTEXTS,
         concurrencies=planning.CONCURRENCIES,
-        body=body,
+        body=plan_fragment(request) if ready else "",
         example=planning.EXAMPLE_BOX if planning.default_box() else None,
     )
 
@@ -124,11 +123,10 @@ def plan_fragment(request: Request) -> Markup:
     return render_part("part.html", blocks=blocks)
 
 
-async def plan_part(request: Request, *, site: WebSite) -> Response:
+def plan_part(request: Request, *, site: WebSite) -> Response:
     """Only the plan, for when a control has moved."""
-    return HTMLResponse(await run_in_threadpool(plan_fragment, request), headers={"Cache-Control": "no-store"})
+    return HTMLResponse(plan_fragment(request), headers=NO_STORE)
 
 
-async def plan_json(request: Request) -> Response:
-    answer = await run_in_threadpool(plan_from_address, request)
-    return Response(codec.to_json(answer.plan), media_type="application/json")
+def plan_json(request: Request, *, site: WebSite) -> Response:
+    return Response(codec.to_json(plan_from_address(request).plan), media_type="application/json")

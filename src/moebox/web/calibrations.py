@@ -1,11 +1,10 @@
 """Calibrations of this machine: list, show and remove them."""
 
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from moebox.core.calibration import Calibration
-from moebox.report.block import Block, Bullets, ReportTable, figure_cell, table_columns, text_cell
+from moebox.report.block import Block, ReportTable, bullet_list, figure_cell, table_columns, text_cell
 from moebox.report.calibration import depths_text, error_text, is_solved, step_times
 from moebox.store import calibrations as store
 from moebox.units import format_count, format_gib, format_seconds
@@ -13,9 +12,9 @@ from moebox.web.gate import WebSite
 from moebox.web.pages import NotFound, render_page
 
 
-async def list_calibrations(request: Request, *, site: WebSite) -> Response:
+def list_calibrations(request: Request, *, site: WebSite) -> Response:
     """Every calibration that plan and forecast use."""
-    shelf = await run_in_threadpool(store.stored_calibrations)
+    shelf = store.stored_calibrations()
     rows = [(calibration, depths_text(calibration), error_text(calibration)) for calibration in shelf.calibrations]
     return render_page(
         "calibrations.html", title="Calibrations", here="calibrations", rows=rows, unreadable=shelf.unreadable
@@ -30,17 +29,11 @@ def find_calibration(name: str) -> Calibration:
     return known[name]
 
 
-async def show_calibration(request: Request, *, site: WebSite) -> Response:
+def show_calibration(request: Request, *, site: WebSite) -> Response:
     """Show one calibration: boots, steps of the whole model, and what was not seen."""
-    found = await run_in_threadpool(find_calibration, request.path_params["name"])
-    return render_page(
-        "calibration.html",
-        title=found.id,
-        here="calibrations",
-        calibration=found,
-        error=error_text(found),
-        blocks=calibration_blocks(found),
-    )
+    found = find_calibration(request.path_params["name"])
+    context = {"calibration": found, "error": error_text(found), "blocks": calibration_blocks(found)}
+    return render_page("calibration.html", title=found.id, here="calibrations", **context)
 
 
 def calibration_blocks(found: Calibration) -> list[Block]:
@@ -54,11 +47,8 @@ def calibration_blocks(found: Calibration) -> list[Block]:
         )
         for boot in found.boots
     )
-    made: list[Block] = [
-        ReportTable(
-            caption="Boots", columns=table_columns("Layers", "Start", "Weights", "Cache tokens", text=()), rows=boots
-        )
-    ]
+    heads = table_columns("Layers", "Start", "Weights", "Cache tokens", text=())
+    made: list[Block] = [ReportTable(caption="Boots", columns=heads, rows=boots)]
     if is_solved(found):
         steps = tuple(
             (
@@ -72,12 +62,10 @@ def calibration_blocks(found: Calibration) -> list[Block]:
         )
         heads = table_columns("Step of", "Streams", "Tokens", "Takes", "tok/s", text=(0,))
         made.append(ReportTable(caption=f"The whole model, {found.layers} layers", columns=heads, rows=steps))
-    remarks = (*found.notes, *(f"not seen: {line}" for line in found.unseen))
-    return [*made, Bullets(title="Remarks", items=remarks)] if remarks else made
+    return made + bullet_list("Remarks", [*found.notes, *(f"not seen: {line}" for line in found.unseen)])
 
 
-async def remove_calibration(request: Request, *, site: WebSite) -> Response:
+def remove_calibration(request: Request, *, site: WebSite) -> Response:
     """Remove a calibration; forecasts then rest on published measurements again."""
-    found = await run_in_threadpool(find_calibration, request.path_params["name"])
-    await run_in_threadpool(store.remove_calibration, found.id)
+    store.remove_calibration(find_calibration(request.path_params["name"]).id)
     return JSONResponse({"go": "/calibrations"})

@@ -55,7 +55,6 @@ class AccessGate:
         self.app, self.site = app, site
 
     async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
-        """Pass the request on, or refuse it."""
         refusal = self.refuse_request(Request(scope)) if scope["type"] == "http" else None
         await (refusal or self.app)(scope, receive, send)
 

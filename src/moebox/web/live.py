@@ -1,23 +1,28 @@
-"""A run as it happens: its steps, its measurements, the engine's log explained, the journal."""
+"""A run as it happens: its steps, its measurements, the engine's log explained, the journal, results of trials."""
 
 import asyncio
 import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from typing import TypeVar
 
-from moebox.assess.assessment import Assessment
+from moebox import codec
 from moebox.assess.format import format_time
 from moebox.assess.naming import label_runs
 from moebox.assess.run import assess_run
-from moebox.core.event import CheckDone, LoadDone, StepRunning
+from moebox.core.event import CheckDone, LoadDone, StepRunning, UpgradeStep
 from moebox.core.pipeline import Pipeline, display_state, figure_text
+from moebox.core.upgrade_result import UPGRADE_FILE, UpgradeResult
 from moebox.doctor.logs import search_pieces
+from moebox.errors import BadInput
 from moebox.escape import clip_text
 from moebox.flows import pipeline as pipelines
-from moebox.loose import Json
-from moebox.report.block import Charts, Section, titled_chart
+from moebox.flows.trials import TABLE_FILE
+from moebox.flows.tune_state import FRONT, SCREENED, START, TUNE_FILE, WHOLE, TuneState, pareto_charts
+from moebox.flows.walk import ClimbTrial
+from moebox.loose import Document, Json, get_objects
+from moebox.report.block import Block, Bullets, Charts, LegendKey, Prose, ReportChart, Section, titled_chart
 from moebox.report.charts import ChartAxis, ChartSeries, draw_lines, series_legend
 from moebox.report.expect import with_forecast
 from moebox.report.page import SectionMaker, make_sections
@@ -30,7 +35,6 @@ from moebox.runs.reader import read_run
 from moebox.serve import state
 from moebox.store import PIPELINE, PIPELINE_BEFORE, Run, plain
 from moebox.units import format_seconds
-from moebox.web import trial_view
 
 POLL_S = 0.3  # between two looks at the folder
 PING_S = 15.0  # proxies and browsers give up on a silent stream
@@ -40,70 +44,37 @@ COMMAND_LOG = "command.log"  # what a command that the page started prints
 TAIL_BYTES = 32 << 10  # of the engine's log that are read
 LIVE_SECTIONS: tuple[SectionMaker, ...] = (checks_section, performance_section, figures_section, climb_section)
 LIVE_SECTIONS += (tasks_section, attempts_section, problems_section)
+TONES = {"keep": "good", "no difference": "good", "roll back": "bad"}
+LEGEND = {"the start": START, "whole model": WHOLE, "screened": SCREENED, "best trade-offs": FRONT}
+T = TypeVar("T")
+Step = tuple[str, str, str]  # name, state and text of a step as the page shows it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepView:
-    """One step of the pipeline as the page shows it."""
-
-    name: str
-    state: str
-    text: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogLine:
-    """A line of the engine's log; `meaning` if it is a known one."""
-
-    text: str
-    meaning: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LiveView:
-    """Everything that the page of a run shows."""
-
-    id: str
-    live: bool
-    locked: bool  # a process works on it, which can be stopped
-    state: str  # as in the list of runs
-    simulation: bool
-    assessment: Assessment
-    steps: tuple[StepView, ...]
-    time_left: str
-    engine: str  # the id of the engine that serves from this run, or ""
-    charts: Charts | None  # checks and rates over time
-    sections: tuple[Section, ...]
-    log: tuple[LogLine, ...]
-    output: tuple[LogLine, ...]  # of a command that the page started
-    events: tuple[tuple[str, str, str], ...]
-
-
-def live_view(run: Run) -> LiveView:
-    """Read the current state of a run."""
+def live_view(run: Run) -> Document:
+    """Return everything that the page of a run shows, by the names that its template uses."""
     records = label_runs([with_forecast(read_run(run))])
     record = records[0]
     engines, summary = state.live_run_folders(), summarize_record(record)
-    engine = state.engine_writing_to(engines, run.path)
-    serving, newest = bool(engine), run.read_journal().entries[-MAX_EVENTS:]
-    return LiveView(
-        id=run.id,
-        live=run.is_locked or serving,
-        locked=run.is_locked,
-        state="serving"
+    serving, newest = bool(state.engine_writing_to(engines, run.path)), run.read_journal().entries[-MAX_EVENTS:]
+    shown = summary.state_text(live=state.is_run_active(run, engines, unfinished_step=summary.left_in))
+    return {
+        "id": run.id,
+        "live": run.is_locked or serving,
+        "locked": run.is_locked,  # a process works on it, which can be stopped
+        "state": "serving"
         if serving and not run.is_locked and not summary.left_in
-        else summary.state_text(live=state.is_run_active(run, engines, unfinished_step=summary.left_in)),
-        simulation=record.simulation,
-        assessment=assess_run(record, serving=serving),
-        steps=step_views(record.pipeline, live=record.locked) or upgrade_views(run),
-        time_left=time_left_text(run, record.pipeline) if record.locked else "",
-        engine="" if record.simulation else engines.get(run.path.resolve(), ""),  # not one that a trial measures
-        charts=time_charts(run),
-        sections=(*trial_view.trial_sections(run), *make_sections(records, LIVE_SECTIONS)),
-        log=tuple(log_lines(run, "engine.log")),
-        output=tuple(log_lines(run, COMMAND_LOG)),
-        events=tuple((format_time(row.time)[11:19], row.kind, event_text(row.event.data)) for row in reversed(newest)),
-    )
+        else shown,  # as in the list of runs
+        "simulation": record.simulation,
+        "assessment": assess_run(record, serving=serving),
+        "steps": step_views(record.pipeline, live=record.locked) or upgrade_views(run),
+        "time_left": time_left_text(run, record.pipeline) if record.locked else "",
+        "engine": "" if record.simulation else engines.get(run.path.resolve(), ""),  # not one that a trial measures
+        "charts": time_charts(run),
+        "sections": (*trial_sections(run), *make_sections(records, LIVE_SECTIONS)),
+        "log": log_lines(run, "engine.log"),
+        "output": log_lines(run, COMMAND_LOG),
+        "events": [(format_time(row.time)[11:19], row.kind, event_text(row.event.data)) for row in reversed(newest)],
+    }
 
 
 def time_charts(run: Run) -> Charts | None:
@@ -130,31 +101,32 @@ def time_charts(run: Run) -> Charts | None:
     return Charts(charts=charts) if charts else None
 
 
-def step_views(pipeline: Pipeline, *, live: bool) -> tuple[StepView, ...]:
+def step_views(pipeline: Pipeline, *, live: bool) -> list[Step]:
     """Each step with its state and result; a running step without a process was interrupted."""
-    views = []
+    views: list[Step] = []
     for step in pipeline.steps:
         if step.state == "waiting" and step.name not in pipeline.request.wanted_steps:
             continue  # not requested
         shown = "interrupted" if step.state == "running" and not live else step.state
         took = format_seconds(step.seconds) if step.state == "done" and step.seconds > 0 else ""
         text = ", ".join(filter(None, (took, step.text)))
-        views.append(StepView(name=step.name, state=display_state(shown, step.figures), text=text))
-    return tuple(views)
+        views.append((step.name, display_state(shown, step.figures), text))
+    return views
 
 
-def upgrade_views(run: Run) -> tuple[StepView, ...]:
+def upgrade_views(run: Run) -> list[Step]:
     """The steps of an upgrade, the last of which is running or was interrupted if there is no result."""
-    steps, last = trial_view.upgrade_steps(run), "running" if run.is_locked else "interrupted"
-    states = ["done"] * (len(steps) - 1) + ["done" if (run.path / "upgrade.json").exists() else last]
-    rows = zip(steps, states, strict=bool(steps))
-    return tuple(StepView(name=format_time(when)[11:19], state=each, text=step.text) for (when, step), each in rows)
+    views = [(format_time(when)[11:19], "done", step.text) for when, step in upgrade_steps(run)]
+    if views and not (run.path / UPGRADE_FILE).exists():
+        when, _, text = views[-1]
+        views[-1] = (when, "running" if run.is_locked else "interrupted", text)
+    return views
 
 
 def time_left_text(run: Run, pipeline: Pipeline) -> str:
     """How long the rest takes, by earlier runs or a tuning's budget; "" if that is not known."""
     if not pipeline.steps:
-        return trial_view.trial_time_left(run)
+        return trial_time_left(run)
     started = [entry.time for entry in run.read_journal().entries if isinstance(entry.event, StepRunning)]
     past_s = max(0.0, time.time() - started[-1]) if started else 0.0
     return pipelines.time_left_text(
@@ -162,21 +134,19 @@ def time_left_text(run: Run, pipeline: Pipeline) -> str:
     )
 
 
-def log_lines(run: Run, name: str) -> list[LogLine]:
+def log_lines(run: Run, name: str) -> list[tuple[str, str]]:
+    """The last lines of a log, each with cause and remedy if it is a known one."""
     try:
         with plain.open_bytes(run.path / name) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
             text = file.read(TAIL_BYTES).decode("utf-8", "replace")
     except OSError:
         return []
-    lines = [line for line in text.splitlines() if line.strip()]
-    return [LogLine(text=line[:400], meaning=explain_line(line)) for line in lines[-MAX_LOG_LINES:]]
-
-
-def explain_line(line: str) -> str:
-    """Cause and remedy of a known log line, or ""."""
-    cause = search_pieces([line.encode() + b"\n"]).cause
-    return f"{cause.cause} {cause.remedy}".strip() if cause else ""
+    rows = []
+    for line in [line for line in text.splitlines() if line.strip()][-MAX_LOG_LINES:]:
+        cause = search_pieces([line.encode() + b"\n"]).cause
+        rows.append((line[:400], f"{cause.cause} {cause.remedy}".strip() if cause else ""))
+    return rows
 
 
 def event_text(data: Json) -> str:
@@ -187,12 +157,61 @@ def event_text(data: Json) -> str:
 
 def folder_stamp(run: Run) -> tuple[int, ...]:
     """Sizes and times of the files that the page shows; changes whenever one is written."""
-    names = ("events.jsonl", PIPELINE, PIPELINE_BEFORE, "engine.log", COMMAND_LOG, "tune.json", "upgrade.json")
+    names = ("events.jsonl", PIPELINE, PIPELINE_BEFORE, "engine.log", COMMAND_LOG, TUNE_FILE, UPGRADE_FILE)
     paths = [run.path / name for name in names]
     for folder in ("verdicts", "measurements"):
         paths += plain.list_entries(run.path / folder, "*.json")
     stats = [path.lstat() for path in paths if plain.is_plain_file(path)]
     return (run.is_locked, len(stats), *(number for stat in stats for number in (stat.st_size, stat.st_mtime_ns)))
+
+
+def read_state(run: Run, kind: type[T], name: str) -> T | None:
+    """What a tuning or an upgrade wrote, or None if there is nothing that can be read."""
+    try:
+        found = run.read_json(name)
+        return codec.decode(kind, found, where=name) if found else None
+    except BadInput:
+        return None
+
+
+def trial_sections(run: Run) -> list[Section]:
+    """The result so far, with its reasons and the picture of a tuning."""
+    sections = []
+    if tuning := read_state(run, TuneState, TUNE_FILE):
+        rows = get_objects(run.read_json(TABLE_FILE), "steps")
+        trials = [codec.decode(ClimbTrial, row, where=TABLE_FILE) for row in rows]
+        keys = tuple(LegendKey(name=name, colour=colour, dashed=colour == SCREENED) for name, colour in LEGEND.items())
+        drawn = pareto_charts(trials, tuning.screened) if trials and trials[0].output_tok_s else []
+        charts = Charts(charts=tuple(ReportChart(title=title, svg=svg, legend=keys) for title, svg in drawn))
+        blocks: tuple[Block, ...] = (Bullets(items=tuple(map(str.strip, tuning.findings))), *[charts] * bool(drawn))
+        sections.append(Section(id="tuning", title=f"Tuning for {tuning.options.goal}", blocks=blocks))
+    if result := read_state(run, UpgradeResult, UPGRADE_FILE):
+        text = f"{result.outcome}{', applied' * result.applied}"
+        outcome = Prose(paragraphs=(text,), tone=TONES.get(result.outcome, "warn"))  # type: ignore[arg-type]
+        blocks = (outcome, Bullets(items=tuple(result.findings)))
+        sections.append(Section(id="upgrade", title="Upgrade", lead=result.headline, blocks=blocks))
+    return sections
+
+
+def upgrade_steps(run: Run) -> list[tuple[float, UpgradeStep]]:
+    """When each step of an upgrade began, and what it does."""
+    entries = run.read_journal().entries
+    return [(entry.time, entry.event) for entry in entries if isinstance(entry.event, UpgradeStep)]
+
+
+def trial_time_left(run: Run) -> str:
+    """How long a tuning takes at most, or an upgrade by the last one of its recipe; "" if the run is neither."""
+    if tuning := read_state(run, TuneState, TUNE_FILE):
+        since = time.time() - (run.path / TUNE_FILE).stat().st_mtime
+        return f"at most {format_seconds(max(0.0, tuning.options.budget_s - tuning.spent_s - since))} left"
+    if not (steps := upgrade_steps(run)):
+        return ""
+    past_s, kind = time.time() - steps[0][0], run.id.partition("-upgrade-")[2][:-5]  # without the random letters
+    earlier = sorted(run.path.parent.glob(f"*-upgrade-{kind}-????"))
+    results = [read_state(Run(path), UpgradeResult, UPGRADE_FILE) for path in earlier]
+    lengths = [result.seconds for result in results if result and result.gains]
+    left = f"about {format_seconds(max(0.0, lengths[-1] - past_s))} left, by the last one" if lengths else ""
+    return left or f"{format_seconds(past_s)} so far; how long it takes is known after the first one"
 
 
 class RunFeed:

@@ -1,4 +1,4 @@
-"""The plan page: from the query of an address to a plan to the blocks that are shown.
+"""The plan page, from the query of an address to a plan to the blocks that are shown; and the models that fit.
 
 While a slider moves, only the last layout is rated for the new context and concurrency (a few milliseconds); when it
 rests, every layout is searched.
@@ -11,11 +11,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
 from moebox import api, codec, detect, units
-from moebox.assess.assessment import Assessment, AssessmentCell
+from moebox.assess.assessment import Assessment, AssessmentCell, Tone
 from moebox.assess.devices import planned_parts
 from moebox.assess.format import format_number
-from moebox.checkpoint import planned_checkpoint
+from moebox.checkpoint import planned_checkpoint, remote
 from moebox.core import registry
 from moebox.core.deployment import Deployment
 from moebox.core.plan import Goal, Plan
@@ -32,6 +35,9 @@ from moebox.report.sections.memory import join_texts, memory_chart
 from moebox.report.svg import run_colour
 from moebox.store import calibrations
 from moebox.units import plural
+from moebox.web.gate import WebSite
+from moebox.web.mounts import DISKS
+from moebox.web.pages import NO_STORE, render_page
 from moebox.web.recipes import recipe_form
 
 CONTEXTS = (0, *(2**power for power in range(11, 21)))  # the slider's stops: planner's choice, 2,048 … 1,048,576
@@ -114,7 +120,7 @@ class PlanReply:
         return max(1, min(self.query.concurrency or self.plan.recipe.max_seqs or 1, self.held))
 
 
-_plans: dict[PlanQuery, PlanReply] = {}
+cached_plans: dict[PlanQuery, PlanReply] = {}
 MAX_CACHED_PLANS = 256
 _calibrated: tuple[tuple[str, int], ...] = ()
 
@@ -125,22 +131,17 @@ def drop_stale_plans() -> None:
     now = calibrations.store_stamp()
     if now != _calibrated:
         _calibrated = now
-        _plans.clear()
+        cached_plans.clear()
         plan_same_layout.cache_clear()
 
 
 def plan_fully(query: PlanQuery) -> PlanReply:
     """Search every layout; plans are cached, because users go back and forth."""
-    if query not in _plans:
-        if len(_plans) >= MAX_CACHED_PLANS:
-            _plans.pop(next(iter(_plans)), None)
-        _plans[query] = plan_within(query, Constraints(goal=query.goal, bold=query.bold, engine=query.engine))
-    return _plans[query]
-
-
-def is_cached(query: PlanQuery) -> bool:
-    """True if the plan is cached."""
-    return query in _plans
+    if query not in cached_plans:
+        if len(cached_plans) >= MAX_CACHED_PLANS:
+            cached_plans.pop(next(iter(cached_plans)), None)
+        cached_plans[query] = plan_within(query, Constraints(goal=query.goal, bold=query.bold, engine=query.engine))
+    return cached_plans[query]
 
 
 @functools.lru_cache(maxsize=512)
@@ -173,7 +174,6 @@ def previous_query(query: PlanQuery, layout: str) -> PlanQuery | None:
 
 
 def plan_within(query: PlanQuery, constraints: Constraints) -> PlanReply:
-    """Plan for these controls within these constraints."""
     known = recipes.find_model(query.model)
     memory = {"ram": query.ram, "ram_bandwidth": query.ram_bandwidth}
     limits = replace(constraints, context=query.context or None, concurrency=query.concurrency or None)
@@ -216,38 +216,25 @@ def plan_assessment(answer: PlanReply) -> Assessment:
     query, plan = answer.query, answer.plan
     recipe = plan.recipe
     spread = [f"{name.upper()}{size}" for name in ("tp", "pp", "dcp") if (size := getattr(recipe.parallel, name)) > 1]
-    words = [
-        registry.engine_display_name(recipe.engine),
-        Path(recipe.checkpoint).name,
-        " ".join(spread),
-        f"{recipe.kv} cache",
-    ]
+    words = [registry.engine_display_name(recipe.engine), Path(recipe.checkpoint).name, " ".join(spread)]
+    words.append(f"{recipe.kv} cache")
     fits = f"{plural(answer.held, 'request')} of {units.format_count(answer.context)} tokens at a time"
     fits += f" ({query.concurrency} requested)" if query.concurrency else ""
-    log = " in the engine's log" if plan.memory.counts_steps else ""
+    cache = f"KV cache of {units.format_count(plan.memory.kv_tokens)} tokens"
+    cache += " in the engine's log" if plan.memory.counts_steps else ""
     rate = answer.speed.decode_tok_s(answer.streams, answer.context)
-    low, high = (rate * edge for edge in answer.speed.step_range(answer.streams, answer.context))
+    low, high = (format_number(rate * edge) for edge in answer.speed.step_range(answer.streams, answer.context))
     each = f", {format_number(rate / answer.streams)} tok/s each" if answer.streams > 1 else ""
     read = units.format_seconds(answer.speed.prefill_s(answer.context))
     load = f"{full_length(answer)}{each}, a full prompt is read in {read}"
     basis = f"steps {plan.measured}" if plan.measured else f"no calibration of this box: {plan.basis}"
-    return Assessment(
-        cells=(
-            AssessmentCell(name="chosen", text=" · ".join(filter(None, words))),
-            AssessmentCell(
-                name="fits",
-                text=fits,
-                tone="good" if answer.held >= max(query.concurrency, 1) else "warn",
-                detail=f"KV cache of {units.format_count(plan.memory.kv_tokens)} tokens{log}",
-            ),
-            AssessmentCell(
-                name="forecast",
-                text=f"{format_number(rate)} tok/s",
-                detail=f"{format_number(low)} to {format_number(high)}, {load}; {basis}",
-            ),
-            AssessmentCell(name="next", text=plan_command(query), command=True, detail="or start it below"),
-        )
-    )
+    tone: Tone = "good" if answer.held >= max(query.concurrency, 1) else "warn"
+    cells = [AssessmentCell(name="chosen", text=" · ".join(filter(None, words)))]
+    cells.append(AssessmentCell(name="fits", text=fits, tone=tone, detail=cache))
+    speed = f"{low} to {high}, {load}; {basis}"
+    cells.append(AssessmentCell(name="forecast", text=f"{format_number(rate)} tok/s", detail=speed))
+    cells.append(AssessmentCell(name="next", text=plan_command(query), command=True, detail="or start it below"))
+    return Assessment(cells=tuple(cells))
 
 
 def full_length(answer: PlanReply) -> str:
@@ -276,14 +263,56 @@ def forecast_chart(answer: PlanReply) -> ReportChart | None:
         points = tuple((float(load), answer.speed.decode_tok_s(load, context)) for load in loads)
         factors = [answer.speed.step_range(load, context) for load in loads]
         band = tuple((load, rate * low, rate * high) for (load, rate), (low, high) in zip(points, factors, strict=True))
-        new_line = ChartSeries(
-            name=f"{units.format_count(context)} tokens",
-            colour=run_colour(place),
-            points=points,
-            band=band if context == answer.context else (),
-        )
-        series.append(new_line)
+        band = band if context == answer.context else ()
+        name = f"{units.format_count(context)} tokens"
+        series.append(ChartSeries(name=name, colour=run_colour(place), points=points, band=band))
     x = ChartAxis(title="concurrent streams", log=True, ticks=tuple(map(float, CONCURRENCIES[1:])), format=whole_number)
     label = "Forecast decode rate against streams, by context"
     svg = draw_lines(series, x=x, y=ChartAxis(title="decode tok/s"), label=label)
     return titled_chart("Forecast by context behind each stream", svg, legend=series_legend(series))
+
+
+def list_rows() -> list[tuple[str, str, str, str, str]]:
+    """Return catalogue, phantom and what was read from the Hub: name, title, parameters, size, words to search."""
+    known = [(each.model.name, each.model.title, each.model, each.checkpoints) for each in recipes.known_models()]
+    read = [(each.repo, f"read on {each.read_on}", each.model, each.checkpoints) for each in remote.kept_models()]
+    rows = []
+    for name, title, model, checkpoints in (*known, *read):
+        sizes = sorted({each.total_bytes for each in checkpoints})
+        size = " to ".join(
+            dict.fromkeys(map(units.format_gb, (*sizes[:1], *sizes[-1:])))
+        )  # the smallest and the largest
+        parameters = (
+            f"{units.format_params(model.total_parameters)}, {units.format_params(model.active_parameters)} active"
+        )
+        words = " ".join((name, title, model.repo, *(f"{each.name} {each.repo}" for each in checkpoints)))
+        rows.append((name, title, parameters, size, words.lower()))
+    return rows
+
+
+def list_models(request: Request, *, site: WebSite) -> Response:
+    """List the models that match the search; the page then asks for each whether it fits on the box."""
+    words = request.query_params.get("q", "").lower().split()
+    box = parse_query(request.query_params).box
+    rows = [row for row in list_rows() if all(word in row[-1] for word in words)]
+    problem: MoeboxError | None = None
+    try:
+        DISKS.require_answer(box)
+        detect.load_box(box or None)
+    except MoeboxError as wrong_box:
+        rows, problem = [], wrong_box
+    context = {"rows": rows, "query": " ".join(words), "box": box, "problem": problem}
+    return render_page("models.html", title="Models", here="models", **context)
+
+
+def model_fit(request: Request, *, site: WebSite) -> Response:
+    """Whether a model fits on a box: the plan in a line, or what is missing."""
+    query = parse_query(request.query_params)
+    DISKS.require_answer(query.box)
+    try:
+        answer = plan_fully(query)
+        chosen, _, forecast, _ = plan_assessment(answer).cells
+        text, tone = f"{chosen.text}: {forecast.text}, {full_length(answer)}", "good"
+    except MoeboxError as problem:
+        text, tone = problem.message, "quiet"
+    return JSONResponse({"text": text, "tone": tone}, headers=NO_STORE)

@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 from markupsafe import Markup
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -14,15 +13,14 @@ from moebox.checkpoint import deploy
 from moebox.core.recipe import Recipe
 from moebox.errors import MoeboxError, refuse_if, suggest_names
 from moebox.flows import recipes
-from moebox.flows.recipes import find_recipe_misfit
-from moebox.report.block import Block, Prose, ReportTable, TableCell, TableColumn
+from moebox.report.block import Block, Prose, ReportTable, TableCell, table_columns
 from moebox.units import format_count
 from moebox.web.gate import WebSite
-from moebox.web.pages import NotFound, read_form, render_page, render_part
+from moebox.web.pages import NotFound, render_page, render_part
 from moebox.web.runs import run_command, start_command
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-GROUPS = {"Yours": ("saved",), "Of runs": ("run",), "Shipped with moebox": ("shipped",)}
+GROUPS = {"Yours": "saved", "Of runs": "run", "Shipped with moebox": "shipped"}
 STARTS = {  # the last step of a run that the page starts, in words
     "up": "serve it",
     "verify": "serve it and check its answers",
@@ -30,22 +28,20 @@ STARTS = {  # the last step of a run that the page starts, in words
 }
 
 
-async def list_recipes(request: Request, *, site: WebSite) -> Response:
+def list_recipes(request: Request, *, site: WebSite) -> Response:
     """List the user's own recipes, those of runs, and those that ship with moebox, as `moebox recipes` does."""
-    rows = await run_in_threadpool(recipes.list_recipes, site.runs)
-    groups = [(title, [row for row in rows if row.source in sources and row.path]) for title, sources in GROUPS.items()]
+    rows = recipes.list_recipes(site.runs)
+    groups = [(title, [row for row in rows if row.source == source and row.path]) for title, source in GROUPS.items()]
     return render_page("recipes.html", title="Recipes", here="recipes", groups=groups)
 
 
-async def edit_recipe(request: Request, *, site: WebSite) -> Response:
-    """Show one recipe's text."""
+def edit_recipe(request: Request, *, site: WebSite) -> Response:
     name = request.path_params["name"]
-    rows = await run_in_threadpool(recipes.list_recipes, site.runs)
+    rows = recipes.list_recipes(site.runs)
     row = next((row for row in rows if row.name == name and row.path), None)
     if row is None:
         raise NotFound(f"no recipe {name!r}", hint=suggest_names(name, sorted(row.name for row in rows)))
-    text = codec.read_text(Path(row.path))
-    form = recipe_form(name, text, simulate=bool(row.box), opened=True)
+    form = recipe_form(name, codec.read_text(Path(row.path)), simulate=bool(row.box), opened=True)
     return render_page("recipe.html", title=name, here="recipes", name=name, form=form)
 
 
@@ -62,13 +58,11 @@ def parse_recipe(text: str) -> Recipe:
     return recipe
 
 
-async def check_recipe(request: Request, *, site: WebSite) -> Response:
+def check_recipe(fields: dict[str, str], *, site: WebSite) -> Response:
     """Check a recipe: its settings, whether it fits, and its forecast."""
-    fields = await read_form(request)
-    recipe = await run_in_threadpool(parse_recipe, fields.get("text", ""))
-    if misfit := await run_in_threadpool(find_recipe_misfit, deploy(recipe)):
-        raise misfit.error()
-    blocks = await run_in_threadpool(forecast_blocks, recipe)
+    recipe = parse_recipe(fields.get("text", ""))
+    recipes.refuse_misfit(deploy(recipe))
+    blocks = forecast_blocks(recipe)
     fits = ", and it fits" if isinstance(blocks[0], ReportTable) else ""  # not judged without model, checkpoint or box
     good = f"{recipe.engine}, {recipe.checkpoint}: every setting is known{fits}"
     return JSONResponse({"good": good, "html": render_part("part.html", blocks=blocks)})
@@ -80,28 +74,27 @@ def forecast_blocks(recipe: Recipe) -> list[Block]:
         rows = api.forecast(recipe)
     except MoeboxError as problem:
         return [Prose(paragraphs=(f"No forecast: {problem.message}",), tone="quiet")]
-    contexts = list(dict.fromkeys(row["context"] for row in rows))
-    titles = ("streams", *(f"at {format_count(each)} tokens" for each in contexts))
-    lines = []
-    for streams in dict.fromkeys(row["concurrency"] for row in rows):
-        cells = [TableCell(text=str(streams))]
-        for row in rows:
-            if row["concurrency"] == streams:
-                aside = f" {format_number(row['low_tok_s'])} to {format_number(row['high_tok_s'])}"
-                known = TableCell(text=format_number(row["decode_tok_s"]), aside=aside)
-                cells.append(known if row["fits"] else TableCell(text="–", title="the cache does not hold so many"))
-        lines.append(tuple(cells))
+    lines: dict[int, list[TableCell]] = {row["concurrency"]: [] for row in rows}
+    for row in rows:
+        aside = f" {format_number(row['low_tok_s'])} to {format_number(row['high_tok_s'])}"
+        known = TableCell(text=format_number(row["decode_tok_s"]), aside=aside)
+        over = TableCell(text="–", title="the cache does not hold so many")
+        lines[row["concurrency"]].append(known if row["fits"] else over)
+    contexts = dict.fromkeys(f"at {format_count(row['context'])} tokens" for row in rows)
     note = "Tokens per second of all streams together, with their range, by the tokens behind each stream."
-    columns = tuple(TableColumn(title=title) for title in titles)
-    return [
-        ReportTable(caption="Forecast, decode tok/s", columns=columns, rows=tuple(lines), note=note, sortable=False)
-    ]
+    table = ReportTable(
+        caption="Forecast, decode tok/s",
+        columns=table_columns("streams", *contexts, text=()),
+        rows=tuple((TableCell(text=str(streams)), *cells) for streams, cells in lines.items()),
+        note=note,
+        sortable=False,
+    )
+    return [table]
 
 
-async def save_recipe(request: Request, *, site: WebSite) -> Response:
+def save_recipe(fields: dict[str, str], *, site: WebSite) -> Response:
     """Check a recipe and save it for `moebox up NAME`."""
-    fields = await read_form(request)
-    path = await run_in_threadpool(store_recipe, fields)
+    path = store_recipe(fields)
     return JSONResponse({"go": f"/recipes/{path.stem}", "path": str(path)}, 201)
 
 
@@ -120,12 +113,9 @@ def store_recipe(fields: dict[str, str]) -> Path:
     return path
 
 
-async def start_recipe(request: Request, *, site: WebSite) -> Response:
+def start_recipe(fields: dict[str, str], *, site: WebSite) -> Response:
     """Save a recipe and start `moebox run` with it; reply with the run's page."""
-    fields = await read_form(request)
-    misfit = await run_in_threadpool(lambda: find_recipe_misfit(deploy(parse_recipe(fields.get("text", "")))))
-    if misfit:
-        raise misfit.error()
-    path = await run_in_threadpool(store_recipe, fields)
+    recipes.refuse_misfit(deploy(parse_recipe(fields.get("text", ""))))
+    path = store_recipe(fields)
     end = {"twin": "1"} if fields.get("twin") else {"keep": "1"}  # a simulation ends with its run
-    return await start_command(run_command({"recipe": str(path), "until": fields.get("until", "up"), **end}), site)
+    return start_command(run_command({"recipe": str(path), "until": fields.get("until", "up"), **end}), site)

@@ -12,16 +12,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from markupsafe import Markup
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 
 from moebox import files
+from moebox.core.pipeline import STEPS
 from moebox.errors import BadInput, ExternalError, refuse_if
 from moebox.report.files import make_page
 from moebox.report.page import render_html
@@ -30,52 +29,29 @@ from moebox.serve import state
 from moebox.store import Run, runs_dir
 from moebox.web import live
 from moebox.web.gate import WebSite
-from moebox.web.pages import NotFound, read_form, render_page, render_part
+from moebox.web.pages import NO_STORE, NotFound, render_page, render_part
 
 NAME = re.compile(r"[A-Za-z0-9._+-]{1,200}")
 MAX_SHOWN = 200  # rows of the list
 START_TIMEOUT_S = 30.0  # until a new run has its folder
-STEPS = ("report", "task", "bench", "climb", "verify", "up", "rehearse", "doctor", "plan")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunRow:
-    """One run of the list, and whether it is active."""
-
-    run: RunSummary
-    live: bool
-
-
-async def list_runs(request: Request, *, site: WebSite) -> Response:
-    """List the newest runs that match the filter."""
-    words = request.query_params.get("q", "").lower().split()
-    rows = await run_in_threadpool(matching_runs, site, words)
-    shown = await run_in_threadpool(with_activity, site, rows[:MAX_SHOWN])
-    return render_page(
-        "runs.html", title="Runs", here="runs", rows=shown, total=len(rows), query=" ".join(words), steps=STEPS
-    )
-
-
-def with_activity(site: WebSite, rows: list[RunSummary]) -> list[RunRow]:
-    """Rows, each with whether a process works on the run or its engine is alive."""
-    engines = state.live_run_folders()
-    home = runs_dir(site.runs)
-    return [
-        RunRow(run=row, live=state.is_run_active(Run(home / row.id), engines, unfinished_step=row.left_in))
-        for row in rows
-    ]
-
-
-def matching_runs(site: WebSite, words: list[str]) -> list[RunSummary]:
-    """Runs whose row contains every word."""
-    rows = list_summaries(site.runs)
-    found = []
-    for row in rows:
+def list_runs(request: Request, *, site: WebSite) -> Response:
+    """List the newest runs whose row contains every word of the filter."""
+    words, found = request.query_params.get("q", "").lower().split(), []
+    for row in list_summaries(site.runs):
         marks = ("simulated" if row.simulation else "", "interrupted" if row.unfinished_part else "")
         text = " ".join((row.id, row.model, row.engine, row.box, row.verdict, row.failed, *marks)).lower()
         if all(word in text for word in words):
             found.append(row)
-    return found
+    context = {"rows": with_activity(site, found[:MAX_SHOWN]), "total": len(found), "query": " ".join(words)}
+    return render_page("runs.html", title="Runs", here="runs", steps=STEPS[::-1], **context)
+
+
+def with_activity(site: WebSite, rows: Sequence[RunSummary]) -> list[tuple[RunSummary, bool]]:
+    """Rows, each with whether a process works on the run or its engine is alive."""
+    engines, home = state.live_run_folders(), runs_dir(site.runs)
+    return [(row, state.is_run_active(Run(home / row.id), engines, unfinished_step=row.left_in)) for row in rows]
 
 
 def find_run(name: str, site: WebSite) -> Run:
@@ -87,27 +63,23 @@ def find_run(name: str, site: WebSite) -> Run:
     return Run.open(name, runs=home)
 
 
-async def show_report(request: Request, *, site: WebSite) -> Response:
+def show_report(request: Request, *, site: WebSite) -> Response:
     """Show a run's report, made now."""
     run = find_run(request.path_params["name"], site)
-    text = await run_in_threadpool(lambda: render_html(make_page([run]), home="/runs"))
-    return HTMLResponse(text, headers={"Cache-Control": "no-store"})
+    return HTMLResponse(render_html(make_page([run]), home="/runs"), headers=NO_STORE)
 
 
-async def compare_runs(request: Request, *, site: WebSite) -> Response:
+def compare_runs(request: Request, *, site: WebSite) -> Response:
     """Show several runs side by side; the report states if they must not be compared."""
     names = list(dict.fromkeys(request.query_params.getlist("run")))
     refuse_if(not 2 <= len(names) <= 20, "tick 2 to 20 runs to compare", hint="the boxes before their names")
     chosen = [find_run(name, site) for name in names]
-    text = await run_in_threadpool(lambda: render_html(make_page(chosen), home="/runs"))
-    return HTMLResponse(text, headers={"Cache-Control": "no-store"})
+    return HTMLResponse(render_html(make_page(chosen), home="/runs"), headers=NO_STORE)
 
 
-async def follow_run(request: Request, *, site: WebSite) -> Response:
-    """Show a run as it happens."""
+def follow_run(request: Request, *, site: WebSite) -> Response:
     run = find_run(request.path_params["name"], site)
-    body = await run_in_threadpool(live_fragment, run)
-    return render_page("live.html", title=run.id, here="runs", name=run.id, body=body)
+    return render_page("live.html", title=run.id, here="runs", name=run.id, body=live_fragment(run))
 
 
 def live_fragment(run: Run) -> Markup:
@@ -115,7 +87,7 @@ def live_fragment(run: Run) -> Markup:
     return render_part("live_part.html", view=live.live_view(run))
 
 
-async def stream_events(request: Request, *, site: WebSite) -> Response:
+def stream_events(request: Request, *, site: WebSite) -> Response:
     """Send the run's state whenever its folder changes, as server-sent events."""
     run = find_run(request.path_params["name"], site)
 
@@ -131,29 +103,25 @@ async def stream_events(request: Request, *, site: WebSite) -> Response:
             if not feed.followers:
                 site.feeds.pop(run.id, None)
 
-    return StreamingResponse(stream_states(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+    return StreamingResponse(stream_states(), media_type="text/event-stream", headers=NO_STORE)
 
 
-async def start_run(request: Request, *, site: WebSite) -> Response:
+def start_run(fields: dict[str, str], *, site: WebSite) -> Response:
     """Start `moebox run` and reply with its page."""
-    return await start_command(run_command(await read_form(request)), site)
+    return start_command(run_command(fields), site)
 
 
-async def start_command(words: list[str], site: WebSite) -> Response:
+def start_command(words: list[str], site: WebSite) -> Response:
     """Start `moebox` with these words; reply with the page of its run."""
-    name = await run_in_threadpool(begin_run, [sys.executable, "-m", "moebox", *words], site)
+    name = begin_run([sys.executable, "-m", "moebox", *words], site)
     return JSONResponse({"go": f"/runs/{name}/live"}, 201)
 
 
 def run_command(fields: dict[str, str]) -> list[str]:
     """The command line of `moebox run` for a form; values cannot become options."""
-    words = ["run", "--yes"]
-    for field, option in (("box", "--box"), ("until", "--until"), ("recipe", "--recipe"), ("ram", "--ram")):
-        value = fields.get(field, "").strip()
-        if value:
-            words.append(f"{option}={value}")
-    words += ["--twin"] if fields.get("twin") else []
-    words += ["--keep"] if fields.get("keep") else []
+    given = {name: fields.get(name, "").strip() for name in ("box", "until", "recipe", "ram")}
+    words = ["run", "--yes", *(f"--{name}={value}" for name, value in given.items() if value)]
+    words += [f"--{name}" for name in ("twin", "keep") if fields.get(name)]
     model = fields.get("model", "").strip()
     refuse_if(model.startswith("-"), f"model {model!r}: a name, a folder or a .gguf file")
     return [*words, model] if model else words
@@ -199,20 +167,17 @@ def command_error(text: str, code: int) -> BadInput:
     return BadInput(error[1] if error else f"moebox ended with {code}", hint=hint[1] if hint else None)
 
 
-async def stop_run(request: Request, *, site: WebSite) -> Response:
-    """Interrupt a run as Ctrl-C does: the engine is stopped, what was measured is kept."""
+def stop_run(request: Request, *, site: WebSite) -> Response:
+    """Interrupt a run as Ctrl-C does: the engine is stopped, what was measured is kept.
+
+    The process that gets the signal must hold the run's lock, since a stored pid may be reused.
+    """
     run = find_run(request.path_params["name"], site)
-    await run_in_threadpool(interrupt_run, run)
-    return JSONResponse({"stopped": run.id})
-
-
-def interrupt_run(run: Run) -> None:
-    """Send SIGINT to the process that works on the run; it must hold the lock, since a stored pid may be reused."""
     refuse_if(not run.is_locked, f"{run.id} is not running")
     path = run.path / ".lock"
     with contextlib.suppress(OSError, ValueError):
         pid = int(path.read_text())
         if any(os.readlink(link) == str(path.resolve()) for link in Path(f"/proc/{pid}/fd").iterdir()):
             os.kill(pid, signal.SIGINT)
-            return
+            return JSONResponse({"stopped": run.id})
     raise ExternalError(f"the process of {run.id} is not on this machine", hint="stop it where it was started")

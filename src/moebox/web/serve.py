@@ -24,21 +24,17 @@ def listen_on_port(host: str, port: int, *, exact_port: bool) -> socket.socket:
     """Bind a socket, to the next free port if the usual one is taken."""
     refuse_out_of_range("--port", port, 0, LAST_PORT)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    for number in range(port, port + (1 if exact_port or port == 0 else PORT_TRIES)):
-        made = socket.socket(family, socket.SOCK_STREAM)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    both = ":" in host and socket.has_dualstack_ipv6()  # "::" is for IPv4 too
+    last = port if exact_port or port == 0 else port + PORT_TRIES - 1
+    while True:
         try:
-            made.bind((host, number))
+            return socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
         except OSError as problem:
-            made.close()
-            if exact_port or number == port + PORT_TRIES - 1:
-                raise ExternalError(
-                    f"cannot listen on {host} port {number}: {problem.strerror}", hint="choose another with --port"
-                ) from None
-            continue
-        made.listen(BACKLOG)
-        return made
-    raise ExternalError(f"no free port from {port} on")
+            if port == last:
+                reason = str(problem.strerror).partition(" (")[0]  # the address is named in front of it
+                text = f"cannot listen on {host} port {port}: {reason}"
+                raise ExternalError(text, hint="choose another with --port") from None
+            port += 1
 
 
 def listen_on_file(path: Path) -> socket.socket:
@@ -52,10 +48,8 @@ def listen_on_file(path: Path) -> socket.socket:
         made.listen(BACKLOG)
     except OSError as problem:
         made.close()
-        why = problem.strerror or str(problem)  # a path that is too long has no number
-        raise ExternalError(
-            f"--socket {path}: cannot listen there: {why}", hint="name a file in a folder of yours"
-        ) from None
+        text = f"--socket {path}: cannot listen there: {problem.strerror or problem}"  # no number if it is too long
+        raise ExternalError(text, hint="name a file in a folder of yours") from None
     return made
 
 
@@ -78,14 +72,11 @@ def _remove_stale(path: Path) -> None:
 
 def is_loopback(host: str) -> bool:
     """True if the address is reached from this machine only."""
-    if host == "localhost":
-        return True
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
-        raise BadInput(
-            f"--host {host!r} is not an address", hint="127.0.0.1 for this machine, 0.0.0.0 for all networks"
-        ) from None
+        hint = "127.0.0.1 for this machine, 0.0.0.0 for all networks"
+        raise BadInput(f"--host {host!r} is not an address", hint=hint) from None
 
 
 class PageServer(uvicorn.Server):
@@ -96,7 +87,6 @@ class PageServer(uvicorn.Server):
         self.site = site
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Signal the streams, then stop."""
         self.site.stopping.set()
         await super().shutdown(sockets)
 
@@ -112,10 +102,8 @@ def prepare_server(
         site, made = WebSite(runs=runs, token=""), listen_on_file(file)
         shown = f"unix:{file}"
     else:
-        site, made = (
-            WebSite(runs=runs, any_host=not is_loopback(host)),
-            listen_on_port(host, port, exact_port=exact_port),
-        )
+        site = WebSite(runs=runs, any_host=not is_loopback(host))
+        made = listen_on_port(host, port, exact_port=exact_port)
         name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
         shown = f"http://{name}:{made.getsockname()[1]}/?token={site.token}"
     config = uvicorn.Config(

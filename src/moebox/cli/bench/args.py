@@ -8,13 +8,12 @@ from cyclopts import Parameter
 from moebox import codec
 from moebox.bench.command import REQUESTS_PER_STREAM
 from moebox.cli import flags
+from moebox.cli.flags import parse_counts, parse_rates, parse_token_count
 from moebox.core.measure import Load, SearchAxis
 from moebox.core.setting import apply_settings
 from moebox.core.workload_file import WorkloadFile, find_workload_file, shipped_workloads
 from moebox.errors import BadInput, refuse_if
-from moebox.units import parse_tokens
 
-MAX_COUNT = 1_200_000  # tokens of a prompt or reply, and streams
 OPEN_LOOP_REQUESTS = 100  # requests at a rate, if nothing sets the number
 
 
@@ -100,26 +99,20 @@ def make_bench_plan(
 
 def _with_flags(whole: BenchSettings, args: BenchArgs) -> BenchSettings:
     refuse_if(args.requests is not None and args.requests < 1, "--requests must be 1 or more")
-    rates = flags.parse_numbers(
-        args.rate.split(",") if args.rate is not None else (),
-        float,
-        lambda rate: 0 < rate < 1e6,
-        not_numbers=f"--rate: {args.rate!r} is not a list of rates",
-        hint="write it like 0.5,1,2",
-    )
-    streams = parse_counts("--concurrency", args.concurrency)
     work, load = whole.workload, whole.load
-    given = flags.parse_token_count("--input", args.input), flags.parse_token_count("--output", args.output)
-    usual = work.input_tokens, work.output_tokens
-    prompt, reply = (default if tokens is None else tokens for tokens, default in zip(given, usual, strict=True))
-    work = replace(work, input_tokens=prompt, output_tokens=reply)
+    prompt, reply = parse_token_count("--input", args.input), parse_token_count("--output", args.output)
+    work = replace(
+        work,
+        input_tokens=work.input_tokens if prompt is None else prompt,
+        output_tokens=work.output_tokens if reply is None else reply,
+    )
     seconds = flags.parse_duration("--duration", args.duration) if args.duration else load.duration_s
     return replace(
         whole,
         workload=work,
         load=replace(load, duration_s=seconds),
-        concurrency=streams or whole.concurrency,
-        rate=rates or whole.rate,
+        concurrency=parse_counts("--concurrency", args.concurrency) or whole.concurrency,
+        rate=parse_rates(args.rate) or whole.rate,
         requests=args.requests or (0 if args.duration else whole.requests),
     )
 
@@ -159,14 +152,3 @@ def _make_loads(file: WorkloadFile) -> tuple[Load, ...]:
         requests = common.requests if fixed else each * number
         loads.append(replace(common, concurrency=min(number, requests or number), requests=requests))
     return tuple(loads)
-
-
-def parse_counts(flag: str, text: str | None) -> tuple[int, ...]:
-    return flags.parse_numbers(
-        text.split(",") if text else (),
-        parse_tokens,
-        lambda value: 1 <= value <= MAX_COUNT,
-        not_numbers=f"{flag}: {text!r} is not a list of counts",
-        out_of_range=f"{flag}: {text!r} is out of range: each count is from 1 to {MAX_COUNT:,}",
-        hint="write it like 1,8,32",
-    )

@@ -4,28 +4,34 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
 
+from moebox.bench.command import bench_flags
+from moebox.bench.importers import load_results
+from moebox.bench.measure import MeasuredLoad, measure_load
+from moebox.bench.pptg import measure_prefill_decode
+from moebox.bench.probe import ProbedEndpoint, probe_endpoint
+from moebox.bench.search import find_highest_load, parse_slo, run_sweep
 from moebox.cli import flags
-from moebox.cli.bench.args import BenchArgs, BenchPlan, ServerAccess, make_bench_plan, parse_counts
-from moebox.cli.bench.results import ResultKeeper, RunMeasurements, load_label, print_results, print_test_rows
-from moebox.cli.flags import AsJson, KeyEnv, ServedModel, Settings, Target
-from moebox.cli.output import exit_code, print_result, stderr_console, stdout_console
+from moebox.cli.bench.args import BenchArgs, BenchPlan, ServerAccess, make_bench_plan
+from moebox.cli.bench.results import LiveLine, ResultKeeper, RunMeasurements, load_label, print_results, print_test_rows
+from moebox.cli.flags import AsJson, KeyEnv, ServedModel, Settings, Target, parse_counts
+from moebox.cli.output import exit_code, print_note, print_result, stderr_console, stdout_console
 from moebox.cli.target import find_endpoint, warn_simulation
 from moebox.core.measure import Load, SearchAxis, Slo
 from moebox.core.result import result_document
 from moebox.core.setting import flag_words, setting_flags
+from moebox.detect.stall import ServerStalled
 from moebox.errors import INTERRUPTED, AnswerIsNo, ExternalError, refuse_if
 from moebox.escape import printable_line
 from moebox.files import report_write_errors
 from moebox.loose import Document
+from moebox.serve.state import hold_endpoint
 from moebox.store.run import Run, safe_name
 
-if TYPE_CHECKING:
-    from moebox.bench.measure import MeasuredLoad
-    from moebox.bench.probe import ProbedEndpoint
+Counts = tuple[int, ...]
 
 
 def bench(
@@ -62,12 +68,8 @@ def bench(
         output_file: Write the result to this file (JSON), and the samples beside it.
         run: Keep the result in this run's measurements. Default: a new run, unless --output-file is given.
     """
-    from moebox.bench.probe import probe_endpoint
-    from moebox.bench.search import parse_slo
-    from moebox.serve.state import hold_endpoint
-
-    tests = (parse_counts("--pp", pp), parse_counts("--tg", tg))
-    if any(tests):
+    prompts, replies = parse_counts("--pp", pp), parse_counts("--tg", tg)
+    if prompts or replies:
         ignored = flags.given_flags(**asdict(args), workload=workload, slo=slo, search=search)
         text = f"--pp and --tg send one request at a time and do not take {', '.join(ignored)}"
         refuse_if(ignored, text, hint="leave it out, or run `moebox bench` again without --pp and --tg")
@@ -75,24 +77,17 @@ def bench(
     refuse_if("share=" in slo and not search, "--slo share=… needs --search")
     refuse_if(search and limits is None, "--search needs --slo", hint="--slo ttft=2s,tpot=50ms")
     plan = make_bench_plan(args, workload, settings, search)
-    insecure, ca_file, tokenizer = plan.endpoint.insecure, plan.endpoint.ca_file, plan.endpoint.tokenizer
-    endpoint = find_endpoint(target, model=model, key_env=key_env, insecure=insecure, ca_file=ca_file)
+    access = plan.endpoint
+    endpoint = find_endpoint(target, model=model, key_env=key_env, insecure=access.insecure, ca_file=access.ca_file)
     keeper = ResultKeeper(output_file, run, plan.label or plan.name, endpoint=endpoint)
-    probed = probe_endpoint(
-        endpoint,
-        tokenizer=tokenizer,
-        api=plan.workload.api,
-        insecure=insecure,
-        ca_file=ca_file,
-        timeout_s=plan.loads[0].timeout_s,
-    )
+    probed = probe_endpoint(endpoint, api=plan.workload.api, timeout_s=plan.loads[0].timeout_s, **asdict(access))
     if not json:
         about = f"{printable_line(endpoint.model)} at {endpoint.base_url}; prompt lengths by {probed.words.source}"
-        stderr_console().print(about, style="dim", markup=False)
+        print_note((about, "dim"))
     warn_simulation(probed.simulation)
-    if any(tests):
+    if prompts or replies:
         with hold_endpoint(endpoint.base_url, "moebox bench"):
-            return _run_tests(probed, tests, plan, keeper, json=json)
+            return _run_tests(probed, prompts, replies, plan, keeper, json=json)
     words = ["moebox", "bench", *([target] if target else [])]
     words += flag_words({"model": model, "key_env": key_env, "run": run})
     words += setting_flags(plan.endpoint, ServerAccess(), "endpoint.")
@@ -130,7 +125,7 @@ class _ServerGone(ExternalError):
 class _Sweep:
     """Measures one load after the other and keeps each result."""
 
-    def __init__(self, probed: "ProbedEndpoint", plan: BenchPlan, slo: Slo | None, keeper: ResultKeeper) -> None:
+    def __init__(self, probed: ProbedEndpoint, plan: BenchPlan, slo: Slo | None, keeper: ResultKeeper) -> None:
         self.probed, self.plan, self.slo, self.keeper = probed, plan, slo, keeper
         self.done: list[MeasuredLoad] = []
         self.sent = 0  # requests so far: the next load takes the prompts of a file after these
@@ -139,9 +134,6 @@ class _Sweep:
 
     def run_loads(self, search: SearchAxis | None) -> int | None:
         """Measure every load of the plan; or search the highest that meets the SLO, and return its index if any."""
-        from moebox.bench.search import find_highest_load, run_sweep
-        from moebox.detect.stall import ServerStalled
-
         first = self.plan.loads[0]
         try:
             if search and self.slo:
@@ -155,11 +147,8 @@ class _Sweep:
             self.server_gone = problem
         return None
 
-    def measure_load(self, load: Load) -> "MeasuredLoad":
+    def measure_load(self, load: Load) -> MeasuredLoad:
         """Measure one load; raise _ServerGone if the server died under it, as the others would measure nothing."""
-        from moebox.bench.measure import measure_load
-        from moebox.cli.bench.results import LiveLine
-
         title = f"{load.rate:g}/s" if load.rate else f"c{load.concurrency}"
         with LiveLine(stderr_console(), title, total=load.requests, duration_s=load.duration_s) as line:
             measured = measure_load(
@@ -187,50 +176,35 @@ class _Sweep:
         """Whether Ctrl-C ended it, in a load or between two."""
         return self.stopped or any(measured.was_interrupted for measured in self.done)
 
-    @property
-    def finished_loads(self) -> int:
-        """Loads that need not be measured again: not interrupted, and not the one under which the server died."""
-        return sum(not measured.was_interrupted for measured in self.done) - isinstance(self.server_gone, _ServerGone)
-
 
 def _print_own_run(keeper: ResultKeeper, json: bool) -> None:
     if keeper.own_run and not keeper.lost and not json:
-        stderr_console().print(f"kept: `moebox report {keeper.own_run}` shows it", style="dim", soft_wrap=True)
+        print_note((f"kept: `moebox report {keeper.own_run}` shows it", "dim"))
 
 
 def _print_resume_commands(sweep: _Sweep, search: SearchAxis | None, words: list[str]) -> None:
     """Print the commands for the loads that are not measured yet; a search starts again."""
-    from rich.text import Text
-
-    from moebox.bench.command import bench_flags
-
-    finished = 0 if search else sweep.finished_loads
+    # not those that were interrupted, nor the one under which the server died
+    finished = sum(not each.was_interrupted for each in sweep.done) - isinstance(sweep.server_gone, _ServerGone)
+    finished = 0 if search else finished
     own_run, plan = sweep.keeper.own_run, sweep.plan
     words = [*words, *flag_words({"search": search, "run": own_run})]
     commands = bench_flags(plan.workload, plan.loads[finished:], warmup=plan.warmup, slo=sweep.slo, search=bool(search))
     for number, more in enumerate(commands, 2 if finished else 1):
-        line = shlex.join([*words, *more, *sweep.keeper.output_flags(number)])
-        stderr_console().print(Text(f"resume with: {line}"), soft_wrap=True)
+        print_note(f"resume with: {shlex.join([*words, *more, *sweep.keeper.output_flags(number)])}")
 
 
 def _run_tests(
-    probed: "ProbedEndpoint",
-    tests: tuple[tuple[int, ...], tuple[int, ...]],
-    plan: BenchPlan,
-    keeper: ResultKeeper,
-    *,
-    json: bool,
+    probed: ProbedEndpoint, pp: Counts, tg: Counts, plan: BenchPlan, keeper: ResultKeeper, *, json: bool
 ) -> int:
-    from moebox.bench.pptg import measure_prefill_decode
-
     result = measure_prefill_decode(
         probed,
-        pp=tests[0],
-        tg=tests[1],
+        pp=pp,
+        tg=tg,
         repeat=plan.repeat,
         workload=plan.workload,
         load=plan.loads[0],
-        on_test=(lambda name: None) if json else (lambda name: stderr_console().print(name, style="dim")),
+        on_test=lambda name: None if json else print_note((name, "dim")),
     )
     document = result_document(result)
     try:
@@ -240,7 +214,7 @@ def _run_tests(
     _print_own_run(keeper, json)
     failed = [row for row in result.rows if row.failed]
     for row in failed:
-        stderr_console().print(f"{row.test}: {row.failed} of {result.repeat} requests failed", style="red")
+        print_note((f"{row.test}: {row.failed} of {result.repeat} requests failed", "red"))
     keeper.raise_if_lost()
     return exit_code(plan.allow_failures or not failed)
 
@@ -252,8 +226,6 @@ def import_(files: list[Path], /, *, run: str = "", json: AsJson = False) -> int
         files: The files that these tools wrote (JSON or JSON lines).
         run: Keep the results in this run's measurements, so that its report shows them.
     """
-    from moebox.bench.importers import load_results
-
     results = [result for path in files for result in load_results(path)]
     measurements = RunMeasurements(Run.open_shared(run)) if run else None
     print_result(json, {"kind": "sweep", "results": results}, lambda: _print_imported(results))

@@ -9,11 +9,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
+
+from rich.cells import cell_len
+from rich.text import Text
 
 from moebox import codec, files
-from moebox.cli.display import LiveDisplay
-from moebox.cli.output import check_writable
+from moebox.cli.display import LiveDisplay, make_group, make_table
+from moebox.cli.output import check_writable, to_view
 from moebox.cli.target import open_run
 from moebox.core.endpoint import Endpoint
 from moebox.core.event import ServerMeasured
@@ -28,7 +31,6 @@ from moebox.units import format_count, format_seconds, format_tok_s
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.text import Text
 
     from moebox.bench.generator import LoadProgress
     from moebox.bench.measure import MeasuredLoad
@@ -47,6 +49,7 @@ GAP = 2  # cells between columns
 BAR = 12  # cells of the progress bar
 MOST_ERRORS = 5  # kinds of errors of one load that are shown
 SPARKS = "▁▂▃▄▅▆▇█"
+Cell = str | tuple[str, str]  # a text, or one with a style
 
 
 class RunMeasurements:
@@ -76,8 +79,7 @@ class RunMeasurements:
 
     def _is_free(self, name: str, values: Document) -> bool:
         """Return whether a result may have this name: it is unused, or its result is the same one, interrupted."""
-        path = self.run.path / "measurements" / f"{name}.json"
-        samples = path.with_name(f"{name}.samples")
+        path, samples = (self.run.path / "measurements" / f"{name}.{kind}" for kind in ("json", "samples"))
         if os.path.lexists(samples) and not plain.is_plain_file(samples):
             return False
         if not os.path.lexists(path):
@@ -195,28 +197,21 @@ class ResultKeeper:
 class LiveLine(LiveDisplay):
     """Progress, time left, speed, TTFT and errors, with the speed so far as a sparkline below; on a terminal only."""
 
+    per_second = 4  # to leave the CPU to the workers
+
     def __init__(self, console: "Console", title: str, *, total: int = 0, duration_s: float = 0.0) -> None:
-        self._console = console
+        self.console = console
         self._title, self._total, self._duration = title, total, duration_s
         self._tokens, self._at, self._rate, self._ttft = 0, 0.0, 0.0, 0.0
         self._rates: list[float] = []  # tok/s since the first token, one for each half second or more
 
-    def __enter__(self) -> Self:
-        self.start_live(self._console, per_second=4)
-        return self
-
     def __call__(self, workers: "list[LoadProgress]", elapsed_s: float) -> None:
-        from rich.console import Group
-
         if self.live and workers:
-            width = self._console.width
-            self.live.update(Group(self.progress_line(workers, elapsed_s, width), self.speed_line(width)))
+            width = self.live.console.width
+            self.live.update(make_group(self.progress_line(workers, elapsed_s, width), self.speed_line(width)))
 
-    def progress_line(self, workers: "list[LoadProgress]", elapsed_s: float, width: int) -> "Text":
+    def progress_line(self, workers: "list[LoadProgress]", elapsed_s: float, width: int) -> Text:
         """Return a line of at most `width` cells; the least important parts are left out first."""
-        from rich.cells import cell_len
-        from rich.text import Text
-
         ended, failed = sum(worker.ended for worker in workers), sum(worker.failed for worker in workers)
         tokens, in_flight = sum(worker.tokens for worker in workers), sum(worker.in_flight for worker in workers)
         if elapsed_s - self._at >= 0.5:
@@ -242,10 +237,8 @@ class LiveLine(LiveDisplay):
             line.append(f"  {text}", style)
         return line
 
-    def speed_line(self, width: int) -> "Text":
+    def speed_line(self, width: int) -> Text:
         """Return the speed over time, from zero to its highest; each cell is the mean of its moments."""
-        from rich.text import Text
-
         if len(self._rates) < 2:
             return Text("")
         label, highest = "tok/s ", f" up to {format_tok_s(max(self._rates))}"
@@ -271,23 +264,24 @@ def time_left(share: float, elapsed_s: float) -> str:
 
 def print_results(console: "Console", results: Sequence[dict[str, Any]], *, best: int | None = None) -> None:
     """Print the table, what went wrong, and whether the client was the limit."""
-    from rich.text import Text
-
     from moebox.doctor.logs import known_causes
 
-    rows = []
+    rows: list[list[Cell]] = []
     for place, result in enumerate(results):
         bad = sum(result.get(key) or 0 for key in ("failed", "truncated", "empty"))
         mean, peak = result.get("output_throughput"), result.get("max_output_tokens_per_s")
         rates = [*map(result.get, RATES)]
         if peak is not None and mean is not None and peak < mean:  # too short for a peak, which is of whole seconds
             rates[RATES.index("max_output_tokens_per_s")] = None
-        cells = [*map(_format_number, rates)]
-        cells += [_format_number(result.get("request_throughput"), digits=2)]
-        cells += [_format_ms(result.get(key)) for key in TIMES]
-        first = Text(load_label(result) + (" ←" if place == best else ""))
-        done = [Text(format_count(result.get("completed") or 0)), Text(format_count(bad), "red" if bad else "dim")]
-        rows.append([first, *done, *map(Text, cells)])
+        first = load_label(result) + (" ←" if place == best else "")
+        counts = (format_count(result.get("completed") or 0), (format_count(bad), "red" if bad else "dim"))
+        row: list[Cell] = [
+            first,
+            *counts,
+            *map(_format_number, rates),
+            _format_number(result.get("request_throughput"), digits=2),
+        ]
+        rows.append([*row, *(_format_ms(result.get(key)) for key in TIMES)])
     print_stacked(console, HEADS, rows, parts=(HEADS.index("TTFT"),))
     for result in results:
         errors, good = result.get("errors") or {}, result.get("request_goodput")
@@ -302,20 +296,18 @@ def print_results(console: "Console", results: Sequence[dict[str, Any]], *, best
         lines += [(f"DO NOT TRUST: {flag}", "bold red") for flag in result.get("flags") or ()]
         lines += [(text.format(result[key]), style) for key, text, style in REMARKS if result.get(key)]
         for text, style in lines:
-            console.print(Text(f"{load_label(result)}: {printable_line(text)}", style=style))
+            console.print(to_view((f"{load_label(result)}: {printable_line(text)}", style)))
 
 
 def print_stacked(
-    console: "Console", heads: Sequence[str], rows: "Sequence[Sequence[Text]]", *, parts: Sequence[int] = ()
+    console: "Console", heads: Sequence[str], rows: Sequence[Sequence[Cell]], *, parts: Sequence[int] = ()
 ) -> None:
     """Print a table, cut between columns into several below each other if it is too wide: no figure is cut.
 
     The first column is repeated; if the table has to be cut, a new one also begins with each of the columns `parts`.
     """
-    from rich.cells import cell_len
-    from rich.table import Table
-
-    widths = [max(cell_len(head), *(row[at].cell_len for row in rows)) for at, head in enumerate(heads)]
+    texts = [[cell if isinstance(cell, str) else cell[0] for cell in row] for row in (heads, *rows)]
+    widths = [max(map(cell_len, column)) for column in zip(*texts, strict=True)]
     groups = [list(range(len(widths)))]
     if sum(widths) + GAP * (len(widths) - 1) > console.width:
         groups, left = [[0]], console.width - widths[0]
@@ -326,11 +318,10 @@ def print_stacked(
             groups[-1].append(at)
             left -= needed + GAP
     for group in groups:
-        table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, GAP, 0, 0))
-        for at in group:
-            table.add_column(heads[at], justify="left" if at == 0 else "right", no_wrap=True, min_width=widths[at])
-        for row in rows:
-            table.add_row(*(row[at] for at in group))
+        columns = [[row[at] for at in group] for row in rows]
+        table = make_table([heads[at] for at in group], columns, left_columns=heads[:1], gap=GAP)
+        for column, at in zip(table.columns, group, strict=True):
+            column.min_width = widths[at]
         console.print(table, crop=False)
 
 
@@ -347,17 +338,14 @@ def group_errors(errors: dict[str, int]) -> dict[str, int]:
 
 def print_test_rows(console: "Console", result: dict[str, Any]) -> None:
     """Print prefill and decode tests; only prompts are cold or warm."""
-    from rich.text import Text
-
     rows = []
     for row in result["rows"]:
         cache = ("cold" if row["cold"] else "warm") if row["test"].startswith("pp") else ""
         figures = (_format_number(row["mean_tok_s"], digits=2), _format_number(row.get("std_tok_s"), digits=2))
-        tries = str(row.get("tries") or "–")
-        rows.append(list(map(Text, (row["test"], cache, *figures, _format_ms(row.get("mean_ttft_ms")), tries))))
+        rows.append((row["test"], cache, *figures, _format_ms(row.get("mean_ttft_ms")), str(row.get("tries") or "–")))
     print_stacked(console, ("test", "cache", "tok/s", "±", "TTFT", "tries"), rows)
     for flag in result.get("flags") or ():
-        console.print(Text(f"DO NOT TRUST: {printable_line(flag)}", style="bold red"))
+        console.print(to_view((f"DO NOT TRUST: {printable_line(flag)}", "bold red")))
 
 
 def load_label(result: dict[str, Any]) -> str:

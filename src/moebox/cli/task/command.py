@@ -1,40 +1,48 @@
 """`moebox task`: let an agent do coding jobs against an endpoint, and score what its files do afterwards."""
 
+import contextlib
 import dataclasses
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from moebox import codec
 from moebox.cli import flags
 from moebox.cli.flags import AsJson, KeyEnv, Names, ServedModel, Settings
-from moebox.cli.output import exit_code, print_lines, print_result
+from moebox.cli.output import print_lines, print_note, print_result
 from moebox.cli.signals import interrupt_message
 from moebox.cli.target import create_run, find_endpoint
+from moebox.cli.task.view import TaskView, show_scores
+from moebox.core.endpoint import Endpoint
 from moebox.core.setting import apply_settings
 from moebox.errors import BadInput, ExternalError, UnknownName, refuse_if, refuse_out_of_range
+from moebox.loose import get_object
+from moebox.serve import connect
+from moebox.serve.state import hold_endpoint
 from moebox.store import Run
+from moebox.stream.limits import served_limits
+from moebox.tasks import harbor, runner
+from moebox.tasks.clients import CLIENTS, UNSUPPORTED_FAMILIES, ClientSetup, RealClient
+from moebox.tasks.families import FAMILIES, make_job
+from moebox.tasks.mcp_tools import McpServers, parse_addresses
+from moebox.tasks.reply import ReplySettings
+from moebox.tasks.result import JobName, TaskRun, load_task_run
+from moebox.tasks.runner import JobWorker, TaskOptions
+from moebox.tasks.tools import ToolServerDied
 from moebox.units import plural
 
-if TYPE_CHECKING:
-    from moebox.core.endpoint import Endpoint
-    from moebox.tasks.mcp_tools import McpServers
-    from moebox.tasks.result import JobName, TaskRun
-    from moebox.tasks.runner import JobWorker, TaskOptions
-
+Jobs = tuple[JobName, ...]
 MAX_SEED = 10**6
 DEFAULT_JOBS = 9  # a job of each family
 DEFAULT_JOB_S = 30 * 60.0
 # A flag, what it does, and the flags that it ignores.
-UNUSED: dict[str, tuple[str, tuple[str, ...]]] = {
-    "write": ("--write only writes jobs", ("parallel", "budget", "set", "mcp", "harbor", "resume", "model", "key_env")),
-    "harbor": (
-        "--harbor runs its own jobs with its own agent",
-        ("family", "level", "seed", "set", "with_", "mcp", "resume"),
-    ),
-    "resume": ("--resume continues the jobs of that run", ("family", "level", "jobs", "seed")),
+UNUSED: dict[str, tuple[str, str]] = {
+    "write": ("--write only writes jobs", "parallel budget set mcp harbor resume model key_env"),
+    "harbor": ("--harbor runs its own jobs with its own agent", "family level seed set with_ mcp resume"),
+    "resume": ("--resume continues the jobs of that run", "family level jobs seed"),
 }
 THINKING = {"auto": None, "yes": True, "no": False}
 KEY_FOR_CLIENT = "MOEBOX_ENDPOINT_KEY"  # the variable in which a real client finds the key
@@ -92,12 +100,6 @@ def task(
         write: Only write the jobs into this folder, in Harbor's task format.
         resume: Resume this run (`latest` is the newest): only unfinished jobs are done again.
     """
-    from moebox.serve.state import hold_endpoint
-    from moebox.tasks import runner
-    from moebox.tasks.clients import CLIENTS
-    from moebox.tasks.mcp_tools import parse_addresses
-    from moebox.tasks.result import load_task_run
-
     refuse_out_of_range("--jobs", jobs, 1, 10_000)
     refuse_out_of_range("--parallel", parallel, 1, 256)
     given: dict[str, object] = {"family": family, "level": level, "jobs": jobs, "seed": seed}
@@ -105,7 +107,7 @@ def task(
     given |= {"with_": with_, "model": model, "key_env": key_env, "write": write}
     for flag, (reason, names) in UNUSED.items():
         if given[flag]:
-            flags.refuse_unused(reason, **{name: given[name] for name in names})
+            flags.refuse_unused(reason, **{name: given[name] for name in names.split()})
     agent = apply_settings(AgentSettings(), settings)
     refuse_if(agent.job_s <= 0, "--set job_s: must be more than 0")
     budget_s = flags.parse_duration("--budget", budget) if budget else None
@@ -124,7 +126,7 @@ def task(
     if before and not target:
         target, model = before.url, model or before.model
     earlier_api: Literal["openai", "anthropic"] = "anthropic" if before and before.api == "anthropic" else "openai"
-    options = runner.TaskOptions(
+    options = TaskOptions(
         parallel=parallel or 1,
         budget_s=budget_s,
         job_s=agent.job_s,
@@ -136,21 +138,15 @@ def task(
     if harbor:
         return _run_harbor(harbor, endpoint, number, options, json=json)
     refuse_if(with_ and mcp, "--mcp adds tools to our own agent; a real client has its own settings for them")
-    servers = _start_servers(mcp) if mcp else None
-    try:
+    with contextlib.ExitStack() as stack:
+        servers = stack.enter_context(contextlib.closing(_start_servers(mcp))) if mcp else None
         worker = _make_worker(endpoint, options, with_, servers)
-        with hold_endpoint(endpoint.base_url, "moebox task"):
-            return _run_jobs(endpoint, wanted, worker, options, resume, json=json)
-    finally:
-        if servers:
-            servers.close()
+        stack.enter_context(hold_endpoint(endpoint.base_url, "moebox task"))
+        return _run_jobs(endpoint, wanted, worker, options, resume, json=json)
 
 
 def parse_families(given: Sequence[str], *, client: str = "") -> list[str]:
     """Return the named families; by default, for a real client, those that it can do."""
-    from moebox.tasks.clients import UNSUPPORTED_FAMILIES
-    from moebox.tasks.families import FAMILIES
-
     chosen = flags.split_names(*given)
     for name in chosen:
         if name not in FAMILIES:
@@ -163,19 +159,9 @@ def parse_families(given: Sequence[str], *, client: str = "") -> list[str]:
 
 
 def _run_jobs(
-    endpoint: "Endpoint",
-    wanted: "tuple[JobName, ...]",
-    worker: "JobWorker",
-    options: "TaskOptions",
-    resume: str,
-    *,
-    json: bool,
+    endpoint: Endpoint, wanted: Jobs, worker: JobWorker, options: TaskOptions, resume: str, *, json: bool
 ) -> int:
     """Do the jobs of a new run, or the unfinished ones of a run to resume, and show the scores."""
-    from moebox.cli.task.view import TaskView, print_scores, task_document
-    from moebox.tasks import runner
-    from moebox.tasks.result import load_task_run
-
     if resume:
         run = Run.resume(resume)
         stored = load_task_run(run)
@@ -189,30 +175,24 @@ def _run_jobs(
         run, task_run = create_run("task", endpoint), runner.prepare_task_run(endpoint, wanted, worker, options)
     runner.save_task_run(task_run, run)
     if not json:
-        print_lines([f"run: {run.path}"], stderr=True)
+        print_note(f"run: {run.path}")
     command = f"resume with: moebox task --resume {run.id}"
-
-    def show(done: "TaskRun") -> None:
-        print_result(json, task_document(done) | {"run": str(run.path)}, lambda: print_scores(done, run.path))
 
     try:
         with interrupt_message(command), TaskView(task_run, quiet=json) as view:
-            done = runner.run_jobs(task_run, worker, run, options, view.make_listener())
+            listener = runner.JobListener(on_begin=view.job_began, on_turn=view.turn_ended, on_end=view.job_ended)
+            done = runner.run_jobs(task_run, worker, run, options, listener)
     except runner.ServerGone as problem:
         problem.hint = f"when it is back, {command} (at another address: moebox task URL --resume {run.id})"
-        show(load_task_run(run) or task_run)
+        show_scores(load_task_run(run) or task_run, run, json=json)
         raise
     finally:
         run.release_lock()
-    show(done)
-    return exit_code(any(result.solved for result in done.finished_results))
+    return show_scores(done, run, json=json)
 
 
-def _start_servers(mcp: Sequence[str]) -> "McpServers":
+def _start_servers(mcp: Sequence[str]) -> McpServers:
     """Start the MCP servers; ExternalError if one does not list its tools."""
-    from moebox.tasks.mcp_tools import McpServers, parse_addresses
-    from moebox.tasks.tools import ToolServerDied
-
     servers = McpServers(parse_addresses(mcp))
     try:
         servers.tools()
@@ -222,23 +202,11 @@ def _start_servers(mcp: Sequence[str]) -> "McpServers":
     return servers
 
 
-def _make_worker(
-    endpoint: "Endpoint", options: "TaskOptions", client: str, servers: "McpServers | None"
-) -> "JobWorker":
+def _make_worker(endpoint: Endpoint, options: TaskOptions, client: str, servers: McpServers | None) -> JobWorker:
     """Return our own agent, or a real client with the settings of `moebox connect` and the key in its environment."""
-    from moebox import codec
-    from moebox.loose import get_object
-    from moebox.serve import connect
-    from moebox.stream.limits import served_limits
-    from moebox.tasks.clients import ClientSetup, RealClient
-    from moebox.tasks.reply import ReplySettings
-    from moebox.tasks.runner import OwnAgent
-
     if not client:
-        settings = ReplySettings(
-            endpoint=endpoint, api=options.api, temperature=options.temperature, thinking=options.thinking
-        )
-        return OwnAgent(settings, servers.tools) if servers else OwnAgent(settings)
+        settings = ReplySettings(endpoint=endpoint, **codec.shared_fields(options, ReplySettings))
+        return runner.OwnAgent(settings, servers.tools) if servers else runner.OwnAgent(settings)
     context = served_limits(endpoint).context or connect.DEFAULT_CONTEXT
     live = connect.LiveModel(endpoint=endpoint, key_env=KEY_FOR_CLIENT if endpoint.key else "", context=context)
     if client == "opencode":
@@ -256,36 +224,23 @@ def _make_worker(
     return RealClient(ClientSetup(client="claude", model=endpoint.model, environment=environment))
 
 
-def _write_jobs(wanted: "tuple[JobName, ...]", folder: Path, *, json: bool) -> int:
+def _write_jobs(wanted: Jobs, folder: Path, *, json: bool) -> int:
     """Write the jobs in Harbor's task format."""
-    from moebox.tasks import harbor
-    from moebox.tasks.families import make_job
-
     for name in wanted:
         harbor.write_task(make_job(name.family, name.level, name.seed), folder)
-    lines = [f"{plural(len(wanted), 'task')} written to {folder}"]
-    lines += [f"run them: harbor run -p {folder} -a AGENT -m MODEL"]
+    text = f"{plural(len(wanted), 'task')} written to {folder}\nrun them: harbor run -p {folder} -a AGENT -m MODEL"
     document = {"folder": folder, "jobs": [name.id for name in wanted]}
-    return print_result(json, document, lambda: print_lines(lines))
+    return print_result(json, document, lambda: print_lines([text]))
 
 
-def _run_harbor(dataset: str, endpoint: "Endpoint", jobs: int, options: "TaskOptions", *, json: bool) -> int:
+def _run_harbor(dataset: str, endpoint: Endpoint, jobs: int, options: TaskOptions, *, json: bool) -> int:
     """Run a dataset of Harbor with Harbor's agent, and show the results in our scores."""
-    from moebox.cli.task.view import print_results, task_document
-    from moebox.tasks import harbor, runner
-    from moebox.tasks.result import JobName, TaskRun
-
     engine = harbor.container_engine()
     run = create_run("task", endpoint)
-    print_lines([f"run: {run.path}"], stderr=True)
+    print_note(f"run: {run.path}")
+    folder, parallel, budget_s = run.path / "tasks", options.parallel, options.budget_s
     results = harbor.run_dataset(
-        dataset,
-        endpoint,
-        run.path / "tasks",
-        engine=engine,
-        jobs=jobs,
-        parallel=options.parallel,
-        budget_s=options.budget_s,
+        dataset, endpoint, folder, engine=engine, jobs=jobs, parallel=parallel, budget_s=budget_s
     )
     done = TaskRun(
         url=endpoint.base_url,
@@ -297,5 +252,4 @@ def _run_harbor(dataset: str, endpoint: "Endpoint", jobs: int, options: "TaskOpt
     )
     runner.save_task_run(done, run)
     run.release_lock()
-    print_result(json, task_document(done) | {"run": str(run.path)}, lambda: print_results(done, run.path))
-    return exit_code(any(result.solved for result in results))
+    return show_scores(done, run, jobs=results, json=json)

@@ -1,9 +1,8 @@
 """What both llama.cpp servers share. Rehearsals write a sparse GGUF for them (serve/dummy.py)."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
 
-from moebox.core.box import Gpu
+from moebox.core.box import Box, Gpu
 from moebox.core.deployment import Deployment
 from moebox.core.plan import PlanWarning
 from moebox.core.recipe import Recipe
@@ -12,7 +11,7 @@ from moebox.engines.engine import Engine
 from moebox.engines.flags import Argument, flag_catalogue
 from moebox.engines.ggml import memory
 from moebox.engines.kv_store import store_folder
-from moebox.engines.refusals import plan_warning
+from moebox.engines.support import plan_warning
 from moebox.sizing.kv import keeps_all_heads, token_bytes
 from moebox.units import format_gib
 
@@ -114,15 +113,19 @@ class GgmlEngine(Engine):
         """Return arguments that only one of the servers has."""
         return []
 
-    def build_commands(self, source: str, folder: str, gpus: Sequence[Gpu], jobs: int) -> list[tuple[str, ...]]:
-        """Configure for the GPUs of this machine alone, build the server statically and copy it.
+    def build_commands(self, source: str, folder: str, box: Box, jobs: int) -> list[tuple[str, ...]]:
+        """Configure for this machine alone, build the server statically and copy it.
 
         Options by docs/build.md of llama.cpp; ik_llama.cpp has the same names. The web page needs npm or a download.
         """
         options = ["CMAKE_BUILD_TYPE=Release", "BUILD_SHARED_LIBS=OFF"]
         options += [f"LLAMA_{name}=OFF" for name in ("CURL", "BUILD_TESTS", "BUILD_UI")]
         options += ["LLAMA_BUILD_COMMIT=moebox", "GIT_EXE=OFF"]  # a macro of every file: each commit would compile all
-        kinds = sorted({gpu.sm for gpu in gpus})
+        if "amx_tile" in box.cpu.features:
+            # GCC before 13.3 drops stores that its AMX intrinsics read; llama.cpp from 20 June 2026 (b9735) then ends
+            # in an illegal instruction (ggml-org/llama.cpp pull 26954)
+            options += ["CMAKE_CXX_FLAGS_RELEASE=-O3 -DNDEBUG -fno-dse -fno-tree-dse"]
+        kinds = sorted({gpu.sm for gpu in box.gpus})
         if kinds and kinds[0].startswith("gfx"):
             options += ["GGML_HIP=ON", f"AMDGPU_TARGETS={';'.join(kinds)}"]
         elif kinds:

@@ -9,7 +9,7 @@ from bisect import bisect_right
 from dataclasses import replace
 from itertools import accumulate
 
-from moebox.core import gpu_list, registry
+from moebox.core import registry
 from moebox.core.box import Box, Gpu
 from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Component, Gqa, Model
@@ -28,7 +28,7 @@ def memory_budget(deployment: Deployment) -> Memory:
     box, model, checkpoint, recipe = deployment.facts
     used = []
     if recipe.placement.gpu_layers > 0:  # GPUs of the first node
-        used = [index for index in gpu_list.used_gpus(box, recipe) if index < len(box.gpus)]
+        used = [index for index in recipe.used_gpus(box) if index < len(box.gpus)]
     owned, last = owned_layers(model, [box.gpus[index] for index in used]), len(used) - 1
     budgets = {}
     for slot, index in enumerate(used):

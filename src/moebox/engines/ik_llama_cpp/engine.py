@@ -6,11 +6,11 @@ from moebox.core.deployment import Deployment
 from moebox.core.plan import Memory, PlanWarning
 from moebox.core.recipe import Recipe
 from moebox.engines.assemble import python_entry
-from moebox.engines.flags import Argument, version_key, version_or_newest
+from moebox.engines.flags import Argument, is_at_least
 from moebox.engines.ggml.engine import GgmlEngine
 from moebox.engines.ggml.memory import expert_layers_on_gpus, memory_budget, offload_threshold
 from moebox.engines.ik_llama_cpp.traits import TRAITS
-from moebox.engines.refusals import engines_for_format, plan_warning, quantization_of
+from moebox.engines.support import engines_for_format, plan_warning, quantization_of
 from moebox.units import format_count
 
 # The fork takes keys from argv or a file; bash makes a file out of the variable that is not on disk.
@@ -19,7 +19,7 @@ MAINLINE_QUANT = re.compile(r"NVFP4|^T?Q[12]_0$", re.IGNORECASE)  # UD-TQ1_0 is 
 
 
 def has_budget(recipe: Recipe) -> bool:
-    return version_key(version_or_newest(recipe)) >= version_key("2026-08")
+    return is_at_least(recipe, "2026-08")
 
 
 class IkLlamaCppEngine(GgmlEngine):

@@ -14,8 +14,8 @@ from moebox.engines.events import LogPattern, engine_patterns
 from moebox.engines.flags import Argument, flag_catalogue
 from moebox.engines.ktransformers import memory
 from moebox.engines.ktransformers.traits import TRAITS
-from moebox.engines.refusals import plan_warning
 from moebox.engines.sglang import engine as sglang
+from moebox.engines.support import plan_warning
 
 HYBRID_FIELDS = {
     "--kt-cpuinfer": "hybrid.threads",
@@ -92,7 +92,7 @@ class KTransformersEngine(Engine):
             found.append(plan_warning("warning", text, remedy, SOURCE))
         if box and not box.cpu.model:
             found.append(plan_warning("note", "kt-kernel needs a CPU with AVX-512 or AMX", source=SOURCE))
-        elif box and NO_AVX512.search(box.cpu.model):
+        elif box and ("avx512f" not in known if (known := box.cpu.features) else NO_AVX512.search(box.cpu.model)):
             text = f"{box.cpu.model} has no AVX-512, which kt-kernel's native formats need"
             found.append(plan_warning("fatal", text, "llama.cpp or ik_llama.cpp run on it", SOURCE))
         found += sglang.bf16_cache_refusals(deployment) + sglang.small_tier_refusals(deployment, memory.memory_budget)

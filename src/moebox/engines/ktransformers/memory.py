@@ -7,7 +7,6 @@ With that the project's own table is reproduced: 0, 8, 30 and 80 experts of each
 
 from dataclasses import replace
 
-from moebox.core import gpu_list
 from moebox.core.box import Gpu
 from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Component, Model
@@ -36,8 +35,8 @@ SOURCE = "kvcache-ai/ktransformers, Kimi-K2-Thinking-Native.md"
 def memory_budget(deployment: Deployment) -> Memory:
     """Every GPU's bytes and the RAM's, where all routed experts are, also those on the GPUs."""
     box, model, checkpoint, recipe = deployment.facts
-    used = gpu_list.used_gpus(box, replace(recipe, hybrid=None))
-    gpus, token = gpu_list.all_gpus(box), token_bytes(model, recipe)
+    used = replace(recipe, hybrid=None).used_gpus(box)
+    gpus, token = box.all_gpus, token_bytes(model, recipe)
     room = min((cache_room(gpus[index], model, checkpoint, recipe) for index in used), default=0)
     tokens = min(max(0, room) // token, recipe.context * recipe.slots)
     devices = {

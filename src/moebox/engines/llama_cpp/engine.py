@@ -12,7 +12,7 @@ from moebox.engines.flags import Argument
 from moebox.engines.ggml.engine import GgmlEngine
 from moebox.engines.llama_cpp import memory
 from moebox.engines.llama_cpp.traits import TRAITS
-from moebox.engines.refusals import engines_for_format, plan_warning, quantization_of
+from moebox.engines.support import engines_for_format, plan_warning, quantization_of
 
 LOOKUP = "ngram-simple"  # lookup in the prompt is the simplest of its n-gram kinds
 VERBOSITY = "4"  # the lowest that prints buffer sizes

@@ -20,9 +20,9 @@ from moebox.engines.assemble import python_entry
 from moebox.engines.engine import Engine
 from moebox.engines.flags import Argument, flag_catalogue
 from moebox.engines.kv_store import GIB, store_folder
-from moebox.engines.refusals import layer_override, plan_warning, require_fp8_cache, weight_format_refusals
 from moebox.engines.sglang import memory
 from moebox.engines.sglang.traits import TRAITS
+from moebox.engines.support import layer_override, plan_warning, require_fp8_cache, weight_format_refusals
 from moebox.units import format_gib
 
 FIELDS: dict[str, str] = {

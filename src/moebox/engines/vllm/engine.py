@@ -21,9 +21,9 @@ from moebox.engines.arguments import (
 )
 from moebox.engines.assemble import python_entry
 from moebox.engines.engine import Engine
-from moebox.engines.flags import Argument, flag_catalogue, version_key, version_or_newest
+from moebox.engines.flags import Argument, flag_catalogue, is_at_least
 from moebox.engines.kv_store import GIB, store_folder
-from moebox.engines.refusals import layer_override, plan_warning, require_fp8_cache, sm_majors, weight_format_refusals
+from moebox.engines.support import layer_override, plan_warning, require_fp8_cache, sm_majors, weight_format_refusals
 from moebox.engines.vllm import memory
 from moebox.engines.vllm.traits import TRAITS
 from moebox.units import format_gib
@@ -83,7 +83,7 @@ def tier_arguments(deployment: Deployment) -> list[Argument]:
         return [("--kv-offloading-size", f"{tiers.ram_gib:g}"), ("--kv-offloading-backend", "native")]
     config: dict[str, object] = {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}
     if tiers.connector == "native":
-        kind = "fs" if version_key(version_or_newest(recipe)) >= version_key("0.23") else "fs_python"  # llm-d pull 1859
+        kind = "fs" if is_at_least(recipe, "0.23") else "fs_python"  # llm-d pull 1859
         disk = {"type": kind, "root_dir": store_folder(deployment)}
         extra = {"spec_name": "TieringOffloadingSpec", "cpu_bytes_to_use": int(tiers.ram_gib * GIB)}
         config = {**config, "kv_connector": "OffloadingConnector"}
@@ -169,7 +169,7 @@ class VllmEngine(Engine):
         if recipe.parallel.nodes > 1 or node.count is not None:  # by vLLM's own multiprocessing (no Ray)
             out = add_rank(out, node, recipe)
             out += [("--master-addr", node.master), *([("--headless",)] if node.follows else [])]
-        out = merge_arguments(out, flag_arguments(presets.recipe_preset(recipe).flags, known), known)
+        out = merge_arguments(out, flag_arguments(presets.load_preset(recipe.runtime.preset).flags, known), known)
         return add_recipe_flags(out, recipe.flags, known)
 
     def draft_arguments(self, recipe: Recipe) -> list[Argument]:
@@ -179,14 +179,14 @@ class VllmEngine(Engine):
         settings: dict[str, object] = {"method": draft.method}
         settings |= {"model": draft.draft} if draft.draft else {}
         settings["num_speculative_tokens"] = draft.tokens
-        settings |= presets.recipe_preset(recipe).speculate
+        settings |= presets.load_preset(recipe.runtime.preset).speculate
         return [("--speculative-config", json.dumps(settings, separators=(",", ":")))]
 
     def environment(self, deployment: Deployment) -> dict[str, str]:
         """Variables to set: a longer timeout for large models, the preset's, those of KV tiers and the recipe's."""
         recipe, model = deployment.recipe, deployment.known_model
         large = model is None or model.total_parameters > 100e9
-        own = (READY_TIMEOUT if large else {}) | presets.recipe_preset(recipe).environment
+        own = (READY_TIMEOUT if large else {}) | presets.load_preset(recipe.runtime.preset).environment
         return own | tier_environment(deployment) | recipe.env
 
     def entry_command(self, recipe: Recipe) -> tuple[str, ...]:
@@ -214,7 +214,7 @@ class VllmEngine(Engine):
         if model is not None and isinstance(model.attention, Mla) and model.attention.indexer is None:
             found += _workspace_warnings(deployment, backend)
         has_bf16_rows = majors == {"10"} and backend == PLAIN_ROWS
-        takes_auto = recipe.kv == "auto" and version_key(version_or_newest(recipe)) >= version_key("0.30.0")  # as fp8
+        takes_auto = recipe.kv == "auto" and is_at_least(recipe, "0.30.0")  # as fp8
         if model and model.has_compressed_cache and recipe.kv != "fp8" and not (has_bf16_rows or takes_auto):
             found.append(require_fp8_cache(COMPRESSED))
         found += _state_block_warnings(deployment)

@@ -8,7 +8,6 @@ Outside that share, after the profiling, come the Triton MLA workspace and graph
 import math
 from dataclasses import dataclass, replace
 
-from moebox.core import gpu_list
 from moebox.core.box import Gpu
 from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Component, Model
@@ -79,9 +78,10 @@ class VllmRanks:
     def __init__(self, deployment: Deployment) -> None:
         box, model, checkpoint, self.recipe = deployment.facts
         self.utilization = self.recipe.memory_utilization or memory_constant("vllm", "utilization")
-        gpus, used = gpu_list.all_gpus(box), gpu_list.used_gpus(box, self.recipe)
-        stages = sorted(set(gpu_list.pipeline_stages(used, self.recipe).values()))
-        self.needs = [rank_needs(gpus[used[0]], model, checkpoint, self.recipe, stage) for stage in stages]
+        placed = self.recipe.pipeline_stages(box)
+        facts = (model, checkpoint, self.recipe)
+        gpus = [box.all_gpus[index] for index in placed]
+        self.needs = [rank_needs(gpus[0], *facts, stage) for stage in sorted(set(placed.values()))]
         self.divided = self.recipe.parallel.dcp * self.recipe.parallel.dp  # ranks that divide the cache
         self.rank_context = math.ceil(self.recipe.context / self.recipe.parallel.dcp)
 

@@ -102,7 +102,7 @@ class Speed:
         if gpu.unified:
             gpu = replace(gpu, bandwidth=round(gpu.bandwidth * unified.engine_rate))
         engine, version, generation = recipe.engine, recipe.engine_version, gpu.generation
-        row, away = tables.find_efficiency(engine, recipe.runtime.preset, generation)
+        row, away = tables.find_efficiency(engine, recipe.runtime.preset, generation, gpu.sm)
         kernel = tables.find_expert_kernel(checkpoint.quant, generation, model.architecture, recipe)
         if gpu.clock != 1:
             row = replace(row, layer_us=row.layer_us / gpu.clock, piecewise_us=row.piecewise_us / gpu.clock)

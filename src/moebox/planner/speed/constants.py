@@ -36,6 +36,7 @@ class Efficiency:
 
     engine: str
     generation: str
+    sm: str = ""  # only GPUs of this architecture; "": all of the generation
     preset: str = ""  # "community": the patched, tuned image
     layer_us: float  # least time of a layer (plain attention) inside a CUDA graph: small kernels, gaps between them
     piecewise_us: float  # least time of a layer while a prompt is read, outside full graphs
@@ -215,20 +216,21 @@ def clear_caches() -> None:
     unified_memory.cache_clear()
 
 
-def find_efficiency(engine: EngineName, preset: str, generation: str) -> tuple[Efficiency, int]:
+def find_efficiency(engine: EngineName, preset: str, generation: str, sm: str = "") -> tuple[Efficiency, int]:
     """Return the constants of an engine on a generation, and how many steps away the row is."""
-    best: tuple[int, tuple[int, bool, bool], Efficiency] | None = None
+    best: tuple[tuple[object, ...], int, Efficiency] | None = None
     near = NEAREST.get(generation, ("blackwell-rtx",))
     for row in catalogue.table_rows(Efficiency, "efficiency", "engine"):
-        if row.generation not in near or (row.preset and row.preset != preset):
+        if row.generation not in near or (row.preset and row.preset != preset) or row.sm not in ("", sm):
             continue
         # Another engine on the same GPU is a better neighbour than the same engine on another GPU.
         steps = (near.index(row.generation), row.engine != engine, row.preset != preset)
         away = sum(steps) + (generation not in NEAREST)
-        if best is None or (away, steps) < best[:2]:
-            best = away, steps, row
+        rank = (away, *steps, not row.sm)
+        if best is None or rank < best[0]:
+            best = rank, away, row
     assert best is not None, f"efficiency.toml has no row near {generation}"
-    return convert_row(best[2], engine, near), best[0]
+    return convert_row(best[2], engine, near), best[1]
 
 
 def convert_row(row: Efficiency, engine: EngineName, near: tuple[str, ...]) -> Efficiency:
@@ -238,7 +240,7 @@ def convert_row(row: Efficiency, engine: EngineName, near: tuple[str, ...]) -> E
     """
     if row.engine == engine:
         return row
-    stock = [each for each in catalogue.table_rows(Efficiency, "efficiency", "engine") if not each.preset]
+    stock = [each for each in catalogue.table_rows(Efficiency, "efficiency", "engine") if not (each.preset or each.sm)]
     own = {each.generation: each for each in stock if each.engine == engine}
     others = {each.generation: each for each in stock if each.engine == row.engine}
     shared = next((name for name in near if name in own and name in others), None)

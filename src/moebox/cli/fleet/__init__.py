@@ -1,1 +1,0 @@
-"""`moebox fleet`: several boxes behind a router: `plan` finds them, `commands` starts, verifies and measures them."""

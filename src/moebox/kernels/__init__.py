@@ -1,1 +1,0 @@
-"""Finds kernels that a GPU cannot launch, without that GPU."""
