@@ -53,12 +53,12 @@ class Tab:
             raise AssertionError(answer["exceptionDetails"])
         return answer["result"].get("value")
 
-    def until(self, condition: str, *, seconds: float = 30.0) -> None:
-        """Wait for a condition to hold."""
+    def until(self, condition: str, *, seconds: float = 30.0, shown: str = "''") -> None:
+        """Wait for a condition to hold; if it never does, the error has what the script `shown` gives."""
         end = time.monotonic() + seconds
         holds = f"(() => {{ try {{ return Boolean({condition}) }} catch {{ return false }} }})()"
         while not self._holds(holds):
-            assert time.monotonic() < end, f"never became true: {condition}"
+            assert time.monotonic() < end, f"never became true: {condition} {self.run(shown)}"
             time.sleep(0.03)
 
     def _holds(self, script: str) -> bool:

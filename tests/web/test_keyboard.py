@@ -17,6 +17,8 @@ VISIBLE = """(() => {
   const one = document.activeElement, style = getComputedStyle(one), place = one.getBoundingClientRect();
   return style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) > 0 && place.width > 0
     && place.bottom > 0 && place.top < innerHeight; })()"""
+PLACE = """JSON.stringify([document.activeElement.outerHTML.slice(0, 200), document.activeElement.getBoundingClientRect(),
+  innerHeight, scrollY, getComputedStyle(document.activeElement).outline, document.readyState, document.hasFocus()])"""
 FOCUSED = "(document.activeElement.name || document.activeElement.textContent.trim()).slice(0, 40)"
 
 
@@ -30,7 +32,7 @@ def small_window(tab: Tab) -> None:
 def press_tab(tab: Tab, *, back: bool = False) -> str:
     """Press Tab; return the element with the focus, which has to be visible, or "" if the focus left the page."""
     tab.press("Tab", shift=back)
-    tab.until(f"document.activeElement.matches('body') || {VISIBLE}")
+    tab.until(f"document.activeElement.matches('body') || {VISIBLE}", shown=PLACE)
     return str(tab.run("document.activeElement.matches('body') ? '' : document.activeElement.outerHTML"))
 
 
