@@ -17,7 +17,8 @@ VISIBLE = """(() => {
   const one = document.activeElement, style = getComputedStyle(one), place = one.getBoundingClientRect();
   return style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) > 0 && place.width > 0
     && place.bottom > 0 && place.top < innerHeight; })()"""
-PLACE = """JSON.stringify([document.activeElement.outerHTML.slice(0, 200), document.activeElement.getBoundingClientRect(),
+PLACE = """JSON.stringify([document.activeElement.outerHTML.slice(0, 200),
+  document.activeElement.getBoundingClientRect(),
   innerHeight, scrollY, getComputedStyle(document.activeElement).outline, document.readyState, document.hasFocus()])"""
 FOCUSED = "(document.activeElement.name || document.activeElement.textContent.trim()).slice(0, 40)"
 
