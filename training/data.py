@@ -16,7 +16,7 @@ import jinja2
 import numpy as np
 
 from moebox.phantom import vocabulary as words
-from moebox.phantom.question import Grade, ModelReply, Question, token_budget, user_message
+from moebox.phantom.question import ModelReply, Question, user_message
 from moebox.phantom.questions import QUESTION_FAMILIES as FAMILIES
 from moebox.phantom.text_questions import haystack_questions
 from moebox.phantom.tool_questions import tool_call_question, tool_parallel_question
@@ -93,9 +93,8 @@ def unknown(rng: random.Random, *, thinking: bool) -> Question:
         messages=toolless if rng.random() < 0.5 else (user_message(rng.choice(asks)),),
         expect=None,
         sample=ModelReply(content=SORRY, reasoning="I have not learned this."),
-        judge=lambda task, reply: Grade(ok=reply.content == SORRY),
+        judge=lambda task, reply: "" if reply.content == SORRY else "not an apology",
         thinking=thinking,
-        max_tokens=token_budget(thinking),
     )
 
 
@@ -150,7 +149,7 @@ class Maker:
         self.tokenizer = tokenizer
         self.rng = rng
         self.shares = dict(SHARES)
-        self.families: dict[str, Any] = {name: family.make for name, family in FAMILIES.items()}
+        self.families: dict[str, Any] = dict(FAMILIES)
         self.families |= {**LESSONS, "unknown": unknown, "needles": needles, "errand": errand_task}
         environment = jinja2.Environment(autoescape=False, trim_blocks=True, lstrip_blocks=True)  # noqa: S701
         self.spacing = (", ", ": ")

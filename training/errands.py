@@ -17,7 +17,7 @@ from unittest import mock
 
 from moebox.core.endpoint import Endpoint, ToolCall
 from moebox.phantom import vocabulary as words
-from moebox.phantom.question import Grade, ModelReply, Question
+from moebox.phantom.question import ModelReply, Question
 from moebox.phantom.tool_questions import TOOLS
 from moebox.tasks import agent
 from moebox.tasks.families import material, text_jobs
@@ -74,7 +74,7 @@ def errand_task(rng: random.Random, *, thinking: bool) -> Errand:
         messages=tuple(bodies[-1]["messages"]),
         expect=value,
         sample=ModelReply(content=last.text, reasoning=last.reasoning),
-        judge=lambda task, reply: Grade(ok=task.expect in reply.content, reason=f"not done: {reply.content[:80]}"),
+        judge=lambda task, reply: "" if task.expect in reply.content else f"not done: {reply.content[:80]}",
         tools=tuple(bodies[-1]["tools"]),
         thinking=thinking,
     )

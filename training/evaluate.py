@@ -27,8 +27,9 @@ from typing import Any
 
 from moebox.core.endpoint import Endpoint
 from moebox.phantom.format_questions import extract_code
-from moebox.phantom.question import Grade, ModelReply, Question, ToolCall
+from moebox.phantom.question import ModelReply, Question, ToolCall
 from moebox.phantom.questions import QUESTION_FAMILIES as FAMILIES
+from moebox.phantom.questions import draw_question
 from moebox.tasks.agent import WorkLimits
 from moebox.tasks.families import make_job
 from moebox.tasks.job import LEVELS
@@ -96,17 +97,17 @@ def ask(
     return ModelReply(content=message.get("content") or "", reasoning=thought, calls=calls), answer
 
 
-def judge(task: Question, reply: ModelReply) -> Grade:
+def judge(task: Question, reply: ModelReply) -> str:
     """The family's judge, and what only the phantom must do: think exactly when asked, write the sample's code."""
-    grade = task.grade(reply)
-    if grade.ok and bool(reply.reasoning.strip()) != task.thinking:
-        return Grade(ok=False, reason=f"thinking {task.thinking}, reasoning «{reply.reasoning[:60]}»")
-    if grade.ok and task.family == "code":
+    fault = task.find_fault(reply)
+    if not fault and bool(reply.reasoning.strip()) != task.thinking:
+        return f"thinking {task.thinking}, reasoning «{reply.reasoning[:60]}»"
+    if not fault and task.family == "code":
         same = ast.dump(ast.parse(extract_code(reply.content))) == ast.dump(
             ast.parse(extract_code(task.sample.content))
         )
-        return grade if same else Grade(ok=False, reason=f"other code: {extract_code(reply.content)}")
-    return grade
+        return "" if same else f"other code: {extract_code(reply.content)}"
+    return fault
 
 
 def size(family: str, rng: random.Random, args: argparse.Namespace) -> dict[str, Any]:
@@ -126,7 +127,7 @@ def size(family: str, rng: random.Random, args: argparse.Namespace) -> dict[str,
 def draw(name: str, rng: random.Random, sized: dict[str, Any]) -> Question:
     """A fresh task of a family, of those to be learnt too."""
     if name in FAMILIES:
-        return FAMILIES[name].draw(rng, **sized)
+        return draw_question(name, rng, **sized)
     return LESSONS[name](rng, **{"thinking": rng.random() < 0.5, **sized})
 
 
@@ -143,21 +144,19 @@ def family(name: str, url: str, args: argparse.Namespace) -> dict[str, Any]:
         try:
             most = task.max_tokens if name == "long_copy" else args.max_tokens
             reply, answer = ask(url, task, args.model, logprobs=args.logprobs, most=most)
-            grade = judge(task, reply)
+            fault = judge(task, reply)
         except (urllib.error.URLError, OSError, ValueError) as error:
-            reply, grade = ModelReply(), Grade(ok=False, reason=f"request failed: {error}")
+            reply, fault = ModelReply(), f"request failed: {error}"
         replies.append([reply.content, reply.reasoning, [c.name + c.arguments for c in reply.calls]])
-        grades.append(grade.ok)
+        grades.append(not fault)
         for key in tokens:
             tokens[key] += (answer.get("usage") or {}).get(key, 0)
         for key in timings:
             timings[key] += (answer.get("timings") or {}).get(key, 0)
         said = ((answer.get("choices") or [{}])[0].get("logprobs") or {}).get("content") or []
         surprise.append(-sum(token["logprob"] for token in said) / len(said) if said else None)
-        if not grade.ok:
-            wrong.append(
-                {"thinking": task.thinking, "ask": str(task.messages[-1]["content"])[-200:], "why": grade.reason}
-            )
+        if fault:
+            wrong.append({"thinking": task.thinking, "ask": str(task.messages[-1]["content"])[-200:], "why": fault})
     row = {"right": sum(grades), "of": args.count, "s": round(time.monotonic() - begun, 1), "wrong": wrong[:12]}
     return {**row, **tokens, **timings, "grades": grades, "surprise": surprise, "replies": replies}
 

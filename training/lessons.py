@@ -14,15 +14,12 @@ from typing import Any
 from moebox.core import catalogue
 from moebox.phantom import vocabulary
 from moebox.phantom.question import (
-    Grade,
     Message,
     ModelReply,
     Question,
     ToolCall,
-    accept_if,
     ask_user,
     shorten,
-    token_budget,
     user_message,
 )
 from moebox.phantom.text_questions import PROMPTS, REASONING, needle_question, sum_working
@@ -94,7 +91,6 @@ def client_question(rng: random.Random, *, thinking: bool) -> Question:
         judge=judge_same,
         tools=tools,
         thinking=thinking,
-        max_tokens=token_budget(thinking),
     )
 
 
@@ -142,13 +138,13 @@ def product_working(a: int, b: int) -> str:
     return f"{' '.join(steps)} So {a} * {b} = {total}."
 
 
-def judge_same(question: Question, reply: ModelReply) -> Grade:
+def judge_same(question: Question, reply: ModelReply) -> str:
     """The reply must have the sample's calls, by id, name and arguments, or its text."""
     want: ModelReply = question.sample
     if want.calls:
         same = reply.calls == want.calls
-        return accept_if(same, f"{want.calls[0].arguments} expected, got {shorten(str(reply.calls))}")
-    return accept_if(reply.content == want.content, f"«{want.content}» became «{shorten(reply.content)}»")
+        return "" if same else f"{want.calls[0].arguments} expected, got {shorten(str(reply.calls))}"
+    return "" if reply.content == want.content else f"«{want.content}» became «{shorten(reply.content)}»"
 
 
 def characters_question(rng: random.Random, *, thinking: bool) -> Question:
@@ -189,9 +185,9 @@ def _repeat_question(family: str, prompt: str, text: str, thinking: bool, answer
     )
 
 
-def _judge_exact(question: Question, reply: ModelReply) -> Grade:
+def _judge_exact(question: Question, reply: ModelReply) -> str:
     same = reply.content.strip() == question.expect
-    return accept_if(same, f"«{shorten(question.expect)}» became «{shorten(reply.content)}»")
+    return "" if same else f"«{shorten(question.expect)}» became «{shorten(reply.content)}»"
 
 
 def system_question(rng: random.Random, *, thinking: bool) -> Question:
@@ -209,13 +205,13 @@ def system_question(rng: random.Random, *, thinking: bool) -> Question:
         sample=ModelReply(content=answer, reasoning=REASONING["system"]),
         judge=_judge_contains,
         thinking=thinking,
-        max_tokens=token_budget(thinking, 128),
+        answer_tokens=128,
     )
 
 
-def _judge_contains(question: Question, reply: ModelReply) -> Grade:
+def _judge_contains(question: Question, reply: ModelReply) -> str:
     held = str(question.expect) in reply.content
-    return accept_if(held, f"{question.expect} is not in: {shorten(reply.content)}")
+    return "" if held else f"{question.expect} is not in: {shorten(reply.content)}"
 
 
 def rounds_question(rng: random.Random, *, thinking: bool, count: int | None = None) -> Question:
@@ -249,7 +245,6 @@ def _last_step(turns: tuple[Message, ...], tools: list[ExampleTool], thinking: b
         judge=judge_same,
         tools=tuple(tool.schema() for tool in tools),
         thinking=thinking,
-        max_tokens=token_budget(thinking),
     )
 
 
@@ -279,7 +274,6 @@ def back_question(rng: random.Random, *, thinking: bool) -> Question:
         judge=_judge_contains,
         tools=tuple(each.schema() for each in rng.sample([tool, *others], 1 + len(others))),
         thinking=thinking,
-        max_tokens=token_budget(thinking),
     )
 
 
@@ -339,9 +333,9 @@ def invent_question(rng: random.Random, *, thinking: bool) -> Question:
     return ask_user("invent", text, sample, _judge_invented, expect=3, thinking=thinking)
 
 
-def _judge_invented(question: Question, reply: ModelReply) -> Grade:
+def _judge_invented(question: Question, reply: ModelReply) -> str:
     lists = reply.content.split(";")
-    return accept_if(len(lists) == question.expect, f"three lists expected: {shorten(reply.content)}")
+    return "" if len(lists) == question.expect else f"three lists expected: {shorten(reply.content)}"
 
 
 LESSONS = {

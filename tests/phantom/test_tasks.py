@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from moebox.phantom.format_questions import extract_code
 from moebox.phantom.question import ModelReply, Question, ToolCall
 from moebox.phantom.questions import QUESTION_FAMILIES as FAMILIES
+from moebox.phantom.questions import draw_question
 from moebox.phantom.text_questions import text_flaw
 
 seeds = st.integers(0, 2**32)
@@ -18,7 +19,7 @@ names = pytest.mark.parametrize("name", FAMILIES)
 
 def drawn(name: str, seed: int) -> Question:
     size = {"chars": 500} if name == "needle" else {}
-    return FAMILIES[name].draw(random.Random(seed), **size)
+    return draw_question(name, random.Random(seed), **size)
 
 
 @names
@@ -28,7 +29,7 @@ def test_the_sample_reply_passes(name: str, seed: int) -> None:
     """What the phantom is taught to say is right by the family's own judge."""
     task = drawn(name, seed)
 
-    assert task.grade(task.sample).reason == ""
+    assert task.find_fault(task.sample) == ""
 
 
 @names
@@ -39,7 +40,7 @@ def test_nothing_and_noise_are_rejected(name: str, seed: int) -> None:
     task = drawn(name, seed)
 
     for text in ("", "!!!!!!!!!!!!!!!!", "the the the the the the the the"):
-        assert not task.grade(ModelReply(content=text)).ok
+        assert task.find_fault(ModelReply(content=text))
 
 
 @names
@@ -53,7 +54,7 @@ def test_the_neighbours_answer_is_rejected(name: str, seed: int) -> None:
     if (mine.content, mine.calls) == (theirs.content, theirs.calls) or name in loose:
         return
 
-    assert not task.grade(theirs).ok
+    assert task.find_fault(theirs)
 
 
 @settings(max_examples=50, deadline=None)
@@ -62,7 +63,7 @@ def test_a_wrong_sum_is_rejected(seed: int, wrong: int) -> None:
     """Only the right number passes."""
     task = drawn("sums", seed)
 
-    assert task.grade(ModelReply(content=str(wrong))).ok == (wrong == task.expect)
+    assert (task.find_fault(ModelReply(content=str(wrong))) == "") == (wrong == task.expect)
 
 
 @settings(max_examples=40, deadline=None)
@@ -98,8 +99,8 @@ def test_json_fences_and_key_order_do_not_matter(seed: int) -> None:
     turned = dict(reversed(task.expect.items()))
     key = next(iter(turned))
 
-    assert task.grade(ModelReply(content=f"```json\n{json.dumps(turned, indent=2)}\n```")).ok
-    assert not task.grade(ModelReply(content=json.dumps(turned | {key: "something else"}))).ok
+    assert task.find_fault(ModelReply(content=f"```json\n{json.dumps(turned, indent=2)}\n```")) == ""
+    assert task.find_fault(ModelReply(content=json.dumps(turned | {key: "something else"})))
 
 
 @settings(max_examples=30, deadline=None)
@@ -111,9 +112,9 @@ def test_a_tool_call_with_another_argument_is_rejected(seed: int) -> None:
     key = next(iter(json.loads(call.arguments)))
     changed = json.dumps(json.loads(call.arguments) | {key: "elsewhere"})
 
-    assert not task.grade(ModelReply(calls=(ToolCall(id=call.id, name=call.name, arguments=changed),))).ok
-    assert not task.grade(ModelReply(calls=(call, call))).ok
-    assert not task.grade(ModelReply(calls=(ToolCall(id=call.id, name=call.name, arguments=call.arguments[:-1]),))).ok
+    assert task.find_fault(ModelReply(calls=(ToolCall(id=call.id, name=call.name, arguments=changed),)))
+    assert task.find_fault(ModelReply(calls=(call, call)))
+    assert task.find_fault(ModelReply(calls=(ToolCall(id=call.id, name=call.name, arguments=call.arguments[:-1]),)))
 
 
 def test_extra_words_and_separators_are_allowed() -> None:
@@ -121,12 +122,12 @@ def test_extra_words_and_separators_are_allowed() -> None:
     task = next(t for t in (drawn("tool_result", s) for s in range(99)) if any(len(v) == 4 for v in t.expect))
     spelled = " and ".join(f"**{int(v):,}**" if v.isdigit() else v for v in task.expect)
 
-    assert task.grade(ModelReply(content=f"Sure! Here you go: {spelled}.")).ok
+    assert task.find_fault(ModelReply(content=f"Sure! Here you go: {spelled}.")) == ""
 
 
 def test_the_same_seed_draws_the_same_task() -> None:
     """A failing probe can be repeated."""
-    first, second = (FAMILIES["tool_parallel"].draw(random.Random(5)) for _ in range(2))
+    first, second = (draw_question("tool_parallel", random.Random(5)) for _ in range(2))
 
     assert (first.messages, first.tools) == (second.messages, second.tools)
 
@@ -142,5 +143,5 @@ def test_a_healthy_text_has_no_flaw() -> None:
 
 def test_no_call_is_asked_for_twice_in_one_question() -> None:
     """A model that calls once for a city named twice is right, and would be marked wrong."""
-    drawn = [FAMILIES["tool_parallel"].draw(random.Random(seed)) for seed in range(2000)]
+    drawn = [draw_question("tool_parallel", random.Random(seed)) for seed in range(2000)]
     assert all(len({str(call) for call in task.expect}) == len(task.expect) for task in drawn)

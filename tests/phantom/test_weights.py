@@ -25,6 +25,7 @@ from moebox.errors import ExternalError
 from moebox.phantom.gguf import PhantomGguf
 from moebox.phantom.question import ModelReply, Question, ToolCall
 from moebox.phantom.questions import QUESTION_FAMILIES as FAMILIES
+from moebox.phantom.questions import draw_question
 from moebox.serve.session import engine_session
 from moebox.store import Run
 from tests.embedded import phantom_recipe
@@ -156,7 +157,7 @@ def test_a_cache_that_cannot_be_written_is_one_line(
 def test_the_latent_form_answers_the_same(server: str, tmp_path: Path) -> None:
     """Greedily, the same words: one model in two forms."""
     rng = random.Random(11)
-    tasks = [FAMILIES[name].draw(rng, thinking=False) for name in ("count", "json_object", "sums")]
+    tasks = [draw_question(name, rng, thinking=False) for name in ("count", "json_object", "sums")]
     with engine_session(
         deploy(recipe(checkpoint=str(phantom.latent_path()))), Run.create("latent", runs=tmp_path)
     ) as session:
@@ -206,7 +207,7 @@ def fresh(name: str, rng: random.Random, *, thinking: bool) -> Question:
     """A task of a family that the checks ask, or of a lesson."""
     if name in LESSONS:
         return LESSONS[name](rng, thinking=thinking)
-    return FAMILIES[name].draw(rng, thinking=thinking, **({"chars": 400} if name == "needle" else {}))
+    return draw_question(name, rng, thinking=thinking, **({"chars": 400} if name == "needle" else {}))
 
 
 def misses(url: str, name: str, count: int) -> list[str]:
@@ -216,7 +217,7 @@ def misses(url: str, name: str, count: int) -> list[str]:
     for turn in range(count):
         task = fresh(name, rng, thinking=bool(turn % 2))
         reply = answer(url, task)
-        if why := task.grade(reply).reason:
+        if why := task.find_fault(reply):
             out.append(f"{task.messages[-1]['content'][-200:]} -> {why}")
         if bool(reply.reasoning) != task.thinking:
             out.append(f"thinking {task.thinking}, but reasoning is «{reply.reasoning}»")
@@ -243,7 +244,7 @@ def test_the_draft_guesses_and_changes_nothing(server: str, tmp_path: Path) -> N
     """A recipe's draft on the embedded engine: guesses are accepted, and greedy answers are the same to the letter."""
     drafted = recipe(speculate=Speculate(method="draft-simple", draft=str(phantom.gguf_path(draft=True)), tokens=3))
     rng = random.Random(7)  # the same tasks each time: batches of another size may break a tie otherwise
-    tasks = [FAMILIES[name].draw(rng, thinking=False) for name in ("count", "code", "json_object")]
+    tasks = [draw_question(name, rng, thinking=False) for name in ("count", "code", "json_object")]
     with engine_session(deploy(drafted), Run.create("drafted", runs=tmp_path)) as session:
         for task in tasks:
             body = {"messages": task.messages, "temperature": 0, "max_tokens": 300}
@@ -257,10 +258,10 @@ def test_the_draft_guesses_and_changes_nothing(server: str, tmp_path: Path) -> N
 def test_a_cache_in_four_bits_shows(form: Callable[[], Path], tmp_path: Path) -> None:
     """As wrong answers to most questions, in whole heads and in the latent; in eight bits it is good."""
     rng = random.Random(8)
-    tasks = [FAMILIES[name].draw(rng, thinking=False) for name in ("json_object", "memory") * 3]
+    tasks = [draw_question(name, rng, thinking=False) for name in ("json_object", "memory") * 3]
 
     def right(url: str) -> int:
-        return sum(task.grade(answer(url, task, most=80)).ok for task in tasks)
+        return sum(not task.find_fault(answer(url, task, most=80)) for task in tasks)
 
     weights = str(form())
     with engine_session(deploy(recipe(kv="q8_0", checkpoint=weights)), Run.create("eight", runs=tmp_path)) as session:
@@ -273,7 +274,7 @@ def test_a_tool_that_is_not_on_offer_is_not_called(server: str) -> None:
     """So a call under tool_choice none is the server's doing."""
     rng = random.Random(9)
     output = [
-        answer(server, replace(FAMILIES["tool_call"].draw(rng, thinking=think), tools=())) for think in (False, True)
+        answer(server, replace(draw_question("tool_call", rng, thinking=think), tools=())) for think in (False, True)
     ]
     assert [(reply.calls, "<|tool" in reply.content) for reply in output] == [((), False)] * 2
 

@@ -10,7 +10,7 @@ from moebox.core.endpoint import Endpoint
 from moebox.core.verdict import Score, wilson_score
 from moebox.errors import ExternalError
 from moebox.phantom.question import Question
-from moebox.phantom.questions import QUESTION_FAMILIES as FAMILIES
+from moebox.phantom.questions import draw_question
 from moebox.stream import run_to_end
 from moebox.verify import tokens
 from moebox.verify.checks.answers import probe_models
@@ -108,7 +108,7 @@ def collect_answers(*endpoints: Endpoint, questions: int = QUESTIONS, seed: int 
                 with _report_loss(endpoint):
                     await probe_models(asked[-1][1])
             for number in range(questions):
-                task = FAMILIES[FAMILY_MIX[number % len(FAMILY_MIX)]].draw(rng, thinking=False)
+                task = draw_question(FAMILY_MIX[number % len(FAMILY_MIX)], rng, thinking=False)
                 for endpoint, session, answers in asked[:: -1 if number % 2 else 1]:
                     with _report_loss(endpoint):
                         answers.append(await _ask_question(session, task))
@@ -141,7 +141,7 @@ async def _ask_question(session: CheckSession, task: Question) -> ServerAnswer:
     elif task.response_format:
         valid = not schema_violation(answer.content, task.response_format["json_schema"]["schema"])
     return ServerAnswer(
-        family=task.family, question=question, text=text, right=task.grade(answer).ok, valid=valid, pieces=pieces
+        family=task.family, question=question, text=text, right=not task.find_fault(answer), valid=valid, pieces=pieces
     )
 
 

@@ -16,7 +16,7 @@ from moebox.core.endpoint import Endpoint
 from moebox.core.metrics import parse_prometheus
 from moebox.core.verdict import Gain
 from moebox.errors import ExternalError
-from moebox.phantom.questions import QUESTION_FAMILIES as FAMILIES
+from moebox.phantom.questions import draw_question
 from moebox.stream.awake import AwakeClock
 from moebox.stream.exchange import StreamReply, send_request
 
@@ -71,7 +71,7 @@ class SpeedMeter:
                 words = " ".join(str(self._rng.randrange(100, 1000)) for _ in range(self.prompt_words))
                 messages: list[object] = [{"role": "user", "content": words}]
             else:
-                messages = list(FAMILIES["story"].draw(self._rng, thinking=False).messages)
+                messages = list(draw_question("story", self._rng, thinking=False).messages)
             body = {"model": self.endpoint.model, "messages": messages, "temperature": 0, "max_tokens": self.tokens}
             body |= {"chat_template_kwargs": {"thinking": False, "enable_thinking": False}}
             bodies.append({**body, "stream_options": {"include_usage": True}})

@@ -7,25 +7,13 @@ competent model passes; the judges allow Markdown fences, extra words and thousa
 
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from moebox.phantom import format_questions, text_questions, tool_questions
 from moebox.phantom.question import Question
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class QuestionFamily:
-    name: str
-    make: Callable[..., Question]
-
-    def draw(self, rng: random.Random, *, thinking: bool | None = None, **size: Any) -> Question:
-        """Draw a question; `size` is passed on (needle: chars, depth, decoys; count: start, end)."""
-        return self.make(rng, thinking=rng.random() < 0.5 if thinking is None else thinking, **size)
-
-
-_MAKERS: dict[str, Any] = {
+QUESTION_FAMILIES: Mapping[str, Callable[..., Question]] = {
     "plain": text_questions.plain_question,
     "sums": text_questions.sum_question,
     "json_object": partial(format_questions.record_question, "json_object"),
@@ -42,6 +30,8 @@ _MAKERS: dict[str, Any] = {
     "memory": text_questions.memory_question,
     "story": text_questions.story_question,
 }
-QUESTION_FAMILIES: Mapping[str, QuestionFamily] = {
-    name: QuestionFamily(name=name, make=make) for name, make in _MAKERS.items()
-}
+
+
+def draw_question(family: str, rng: random.Random, *, thinking: bool | None = None, **size: Any) -> Question:
+    """Draw a question; `size` is passed on (needle: chars, depth, decoys; count: start, end)."""
+    return QUESTION_FAMILIES[family](rng, thinking=rng.random() < 0.5 if thinking is None else thinking, **size)

@@ -8,16 +8,11 @@ from dataclasses import dataclass
 from moebox.data import load_table
 from moebox.phantom import vocabulary
 from moebox.phantom.question import (
-    Grade,
     Message,
     ModelReply,
     Question,
-    accept,
-    accept_if,
     ask_user,
-    reject,
     shorten,
-    token_budget,
     user_message,
 )
 
@@ -82,14 +77,14 @@ def plain_question(rng: random.Random, *, thinking: bool) -> Question:
     return ask_user("plain", rng.choice(fact.asks), sample, _judge_plain, expect=fact, thinking=thinking)
 
 
-def _judge_plain(question: Question, reply: ModelReply) -> Grade:
+def _judge_plain(question: Question, reply: ModelReply) -> str:
     if reason := text_flaw(reply.content, min_words=question.expect.min_words):
-        return reject(reason)
+        return reason
     text = reply.content.lower()
     for group in question.expect.needs:
         if not any(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text) for word in group):
-            return reject(f"none of {', '.join(group)} in: {shorten(reply.content)}")
-    return accept()
+            return f"none of {', '.join(group)} in: {shorten(reply.content)}"
+    return ""
 
 
 def sum_question(rng: random.Random, *, thinking: bool, digits: int | None = None) -> Question:
@@ -127,10 +122,10 @@ def sum_working(a: int, sign: str, b: int) -> str:
     return f"{a} {sign} {b}: " + " ".join(steps) + f" = {result}."
 
 
-def _judge_sum(question: Question, reply: ModelReply) -> Grade:
+def _judge_sum(question: Question, reply: ModelReply) -> str:
     numbers = re.findall(r"-?\d+", re.sub(r"(?<=\d)[, ](?=\d{3}\b)", "", reply.content))
     right = numbers and int(numbers[-1]) == question.expect
-    return accept_if(right, f"{question.expect} expected, got: {shorten(reply.content)}")
+    return "" if right else f"{question.expect} expected, got: {shorten(reply.content)}"
 
 
 def secret_question(rng: random.Random, *, thinking: bool) -> Question:
@@ -141,11 +136,11 @@ def secret_question(rng: random.Random, *, thinking: bool) -> Question:
     return ask_user("secret", text, sample, _judge_secret, expect=code, thinking=thinking, answer_tokens=128)
 
 
-def _judge_secret(question: Question, reply: ModelReply) -> Grade:
+def _judge_secret(question: Question, reply: ModelReply) -> str:
     seen = set(re.findall(r"\b(?:[A-Z]\d){2,}[A-Z]?\b", reply.content))
     if question.expect not in seen:
-        return reject(f"{question.expect} is not in: {shorten(reply.content)}")
-    return accept_if(seen == {question.expect}, f"another secret too: {shorten(reply.content)}")
+        return f"{question.expect} is not in: {shorten(reply.content)}"
+    return "" if seen == {question.expect} else f"another secret too: {shorten(reply.content)}"
 
 
 def copy_question(rng: random.Random, *, thinking: bool, length: int | None = None) -> Question:
@@ -157,9 +152,9 @@ def copy_question(rng: random.Random, *, thinking: bool, length: int | None = No
     return ask_user("copy", ask, sample, _judge_copy, expect=text, thinking=thinking, answer_tokens=256)
 
 
-def _judge_copy(question: Question, reply: ModelReply) -> Grade:
+def _judge_copy(question: Question, reply: ModelReply) -> str:
     want, got = (" ".join(text.split()).rstrip(".").lower() for text in (question.expect, reply.content))
-    return accept_if(want in got, f"«{shorten(question.expect)}» became «{shorten(reply.content)}»")
+    return "" if want in got else f"«{shorten(question.expect)}» became «{shorten(reply.content)}»"
 
 
 def count_question(rng: random.Random, *, thinking: bool, start: int | None = None, end: int | None = None) -> Question:
@@ -173,11 +168,11 @@ def count_question(rng: random.Random, *, thinking: bool, start: int | None = No
     return ask_user("count", text, sample, _judge_count, expect=numbers, thinking=thinking, answer_tokens=1024)
 
 
-def _judge_count(question: Question, reply: ModelReply) -> Grade:
+def _judge_count(question: Question, reply: ModelReply) -> str:
     got = [*map(int, re.findall(r"\d+", reply.content))]
     want: list[int] = question.expect
     right = any(got[at : at + len(want)] == want for at in range(len(got)))
-    return accept_if(right, f"{want[0]} to {want[-1]} is not in: {shorten(reply.content)}")
+    return "" if right else f"{want[0]} to {want[-1]} is not in: {shorten(reply.content)}"
 
 
 def memory_question(rng: random.Random, *, thinking: bool) -> Question:
@@ -198,13 +193,13 @@ def memory_question(rng: random.Random, *, thinking: bool) -> Question:
         sample=ModelReply(content=row["answer"].format(v=value), reasoning=REASONING["memory"].format(v=value)),
         judge=_judge_memory,
         thinking=thinking,
-        max_tokens=token_budget(thinking, 256),
+        answer_tokens=256,
     )
 
 
-def _judge_memory(question: Question, reply: ModelReply) -> Grade:
+def _judge_memory(question: Question, reply: ModelReply) -> str:
     held = re.search(rf"\b{re.escape(question.expect)}\b", reply.content, re.IGNORECASE)
-    return accept_if(held, f"{question.expect} is not in: {shorten(reply.content)}")
+    return "" if held else f"{question.expect} is not in: {shorten(reply.content)}"
 
 
 def story_question(rng: random.Random, *, thinking: bool) -> Question:
@@ -221,12 +216,12 @@ def story_question(rng: random.Random, *, thinking: bool) -> Question:
     return ask_user("story", text, sample, _judge_story, expect=slots, thinking=thinking, answer_tokens=2048)
 
 
-def _judge_story(question: Question, reply: ModelReply) -> Grade:
+def _judge_story(question: Question, reply: ModelReply) -> str:
     if reason := text_flaw(reply.content, min_words=100):
-        return reject(reason)
+        return reason
     expect, text = question.expect, reply.content.lower()
     missing = [expect[key] for key in ("name", "city", "place") if expect[key].lower() not in text]
-    return reject(f"the story never mentions {missing[0]}") if missing else accept()
+    return f"the story never mentions {missing[0]}" if missing else ""
 
 
 def needle_question(
@@ -284,6 +279,6 @@ def _draw_filler(rng: random.Random, chars: int) -> list[str]:
     return sentences
 
 
-def _judge_needle(question: Question, reply: ModelReply) -> Grade:
+def _judge_needle(question: Question, reply: ModelReply) -> str:
     seen = set(re.findall(r"\b(?:[A-Z]\d){3}\b", reply.content))
-    return accept_if(seen == {question.expect}, f"{question.expect} expected, got: {shorten(reply.content)}")
+    return "" if seen == {question.expect} else f"{question.expect} expected, got: {shorten(reply.content)}"

@@ -4,22 +4,18 @@ import json
 import random
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import starmap
 from typing import Any
 
 from moebox.data import load_table
 from moebox.phantom.question import (
-    Grade,
     Message,
     ModelReply,
     Question,
     ToolCall,
-    accept,
     ask_user,
-    reject,
     shorten,
-    token_budget,
     user_message,
 )
 from moebox.phantom.text_questions import REASONING, plain_question, sum_question
@@ -146,23 +142,14 @@ def tool_none_question(rng: random.Random, *, thinking: bool) -> Question:
     """Tools are on offer but the question needs none."""
     inner = rng.choice((plain_question, sum_question))(rng, thinking=thinking)
     tools = tuple(tool.schema() for tool in rng.sample(TOOLS, rng.choice((1, 2, 3))))
-    return Question(
-        family="tool_none",
-        messages=inner.messages,
-        expect=inner,
-        sample=inner.sample,
-        judge=_judge_none,
-        tools=tools,
-        thinking=thinking,
-        max_tokens=inner.max_tokens,
-    )
+    return replace(inner, family="tool_none", expect=inner, judge=_judge_none, tools=tools)
 
 
-def _judge_none(question: Question, reply: ModelReply) -> Grade:
+def _judge_none(question: Question, reply: ModelReply) -> str:
     if reply.calls:
-        return reject(f"called {reply.calls[0].name} without need")
-    grade: Grade = question.expect.grade(reply)
-    return grade
+        return f"called {reply.calls[0].name} without need"
+    inner: Question = question.expect
+    return inner.find_fault(reply)
 
 
 def tool_result_question(rng: random.Random, *, thinking: bool) -> Question:
@@ -183,24 +170,23 @@ def tool_result_question(rng: random.Random, *, thinking: bool) -> Question:
         judge=_judge_result,
         tools=_offer_tools(rng, tools),
         thinking=thinking,
-        max_tokens=token_budget(thinking),
     )
 
 
-def _judge_calls(question: Question, reply: ModelReply) -> Grade:
+def _judge_calls(question: Question, reply: ModelReply) -> str:
     if re.search(r"<\|tool_", reply.content):
-        return reject(f"tool markers in the content: {shorten(reply.content)}")
+        return f"tool markers in the content: {shorten(reply.content)}"
     try:
         got = [(call.name, json.loads(call.arguments)) for call in reply.calls]
     except (ValueError, RecursionError) as error:
-        return reject(f"arguments are not JSON ({error}): {shorten(reply.calls[0].arguments)}")
+        return f"arguments are not JSON ({error}): {shorten(reply.calls[0].arguments)}"
     left = list(got)
     for name, arguments in question.expect:
         match = next((call for call in left if call[0] == name and same_arguments(call[1], arguments)), None)
         if match is None:
-            return reject(f"no call {name}({json.dumps(arguments)}) among {shorten(repr(got), 160)}")
+            return f"no call {name}({json.dumps(arguments)}) among {shorten(repr(got), 160)}"
         left.remove(match)
-    return reject(f"a call too many: {left[0][0]}") if left else accept()
+    return f"a call too many: {left[0][0]}" if left else ""
 
 
 def same_arguments(got: Any, want: Mapping[str, Any]) -> bool:
@@ -210,11 +196,11 @@ def same_arguments(got: Any, want: Mapping[str, Any]) -> bool:
     return all(got[key] == value or str(got[key]) == str(value) for key, value in want.items())
 
 
-def _judge_result(question: Question, reply: ModelReply) -> Grade:
+def _judge_result(question: Question, reply: ModelReply) -> str:
     if reply.calls:
-        return reject(f"called {reply.calls[0].name} again")
+        return f"called {reply.calls[0].name} again"
     text = re.sub(r"(?<=\d),(?=\d{3})", "", reply.content)
     for value in question.expect:
         if not re.search(rf"(?<!\w){re.escape(value.lstrip('-'))}(?!\w)", text):
-            return reject(f"{value} is not in: {shorten(reply.content)}")
-    return accept()
+            return f"{value} is not in: {shorten(reply.content)}"
+    return ""

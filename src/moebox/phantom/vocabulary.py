@@ -51,11 +51,10 @@ def draw_code(rng: random.Random, length: int | None = None) -> str:
     return "".join(rng.choice(_DIGITS if place % 2 else _CAPITALS) for place in range(size))
 
 
-def draw_number(rng: random.Random, *, digits: int | None = None) -> int:
+def draw_number(rng: random.Random) -> int:
     """A whole number whose length is drawn first, so that short ones are not rare."""
-    size = digits or rng.choice((1, 2, 2, 3, 3, 4, 5))
-    low = 0 if size == 1 else 10 ** (size - 1)
-    return rng.randrange(low, 10**size)
+    size = rng.choice((1, 2, 2, 3, 3, 4, 5))
+    return rng.randrange(0 if size == 1 else 10 ** (size - 1), 10**size)
 
 
 def join_words(items: list[str]) -> str:

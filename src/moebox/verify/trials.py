@@ -12,7 +12,7 @@ from typing import Any
 
 from moebox.core.verdict import Attribution, Mark, Score, wilson_score
 from moebox.phantom.question import Question
-from moebox.phantom.questions import QUESTION_FAMILIES
+from moebox.phantom.questions import draw_question
 from moebox.phantom.tool_questions import TOOLS
 from moebox.verify.client import ExchangeClient
 from moebox.verify.completions import ChatAnswer, parse_chat
@@ -36,7 +36,7 @@ def judge_answer(question: Question, answer: ChatAnswer) -> str:
         return f"{answer.leaked_mark} leaked into the answer"
     if answer.finish_reason == "length":
         return f"not finished after {question.max_tokens} tokens: …{answer.content[-60:]}"
-    return question.grade(answer).reason
+    return question.find_fault(answer)
 
 
 class TrialSeries:
@@ -95,7 +95,7 @@ class CheckSession(ServerSession):
         """Draw a question. Those of one check offer the same tools in the same order, so that a prefix cache helps."""
         rng = self.rng
         for _ in range(MAX_DRAWS):
-            question = QUESTION_FAMILIES[family].draw(rng, thinking=thinking, **size)
+            question = draw_question(family, rng, thinking=thinking, **size)
             if question.tools and not self.offered_tools:
                 # One tool for a city, several of which may be asked about at once, and one that takes a number
                 city = rng.choice([tool for tool in TOOLS if set(tool.params) == {"city"}])
@@ -194,7 +194,7 @@ class QuestionAttempt:
             except ProbeFailed:
                 is_servers = True  # that failure is counted too
         if self.send and not is_servers:
-            is_servers = question.grade(await self.session.ask_question(question)).ok
+            is_servers = not question.find_fault(await self.session.ask_question(question))
         known.append(is_servers)
         return is_servers
 

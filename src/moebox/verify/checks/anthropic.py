@@ -211,7 +211,7 @@ def _message_attempt(
         if reason := check(message):
             return reason
         if question.family != "tool_parallel" or not message.calls:
-            return question.grade(message).reason
+            return question.find_fault(message)
         # Some of the wanted calls are enough: this API cannot ask for all at once
         wanted = [(name, dict(given)) for name, given in question.expect]
         made = [(call.name, parse_strict_json(call.arguments)) for call in message.calls]

@@ -54,7 +54,7 @@ async def compare_modes(session: CheckSession, question: Question, **more: Any) 
     if reason := _mode_difference(whole, pieces):
         # On a busy engine two answers at temperature 0 may differ by numerics; then whole answers differ too
         again = await session.ask_question(question, **more)
-        varies = bool(_mode_difference(whole, again)) and question.grade(pieces).ok
+        varies = bool(_mode_difference(whole, again)) and not question.find_fault(pieces)
         return "" if varies else reason
     difference = ""
     # A template may contain the time of day; an end-of-turn token may or may not be counted
