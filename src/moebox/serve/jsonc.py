@@ -5,7 +5,7 @@ Only the requested values change; comments, order and spacing of everything else
 
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from moebox.errors import BadInput
@@ -17,25 +17,13 @@ SCALAR = re.compile(r"-?\d[\d.eE+-]*|true|false|null")
 DEEPEST = 100
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Span:
     """The position of a value in the text, and the members of an object by name."""
 
     start: int
-    end: int = 0
+    end: int
     members: dict[str, "Span"] | None = None
-    items: list["Span"] = field(default_factory=list)
-
-
-def parse_spans(text: str, where: str) -> Span:
-    """Parse a whole document. Raise BadInput with the line if it is not valid."""
-    reader = _SpanReader(text, where)
-    if not text[reader.skip_blank(0) :]:
-        return Span(start=0, end=0, members=None)
-    span = reader.read_value(reader.skip_blank(0), 0)
-    if reader.skip_blank(span.end) != len(text):
-        reader.fail_at(reader.skip_blank(span.end))
-    return span
 
 
 class _SpanReader:
@@ -51,58 +39,57 @@ class _SpanReader:
         match = BLANK.match(self.text, at)
         return match.end() if match else at
 
+    def read_document(self) -> Span:
+        """Parse the whole text. Raise BadInput with the line if it is not valid."""
+        span = self.read_value(self.skip_blank(0), 0)
+        end = self.skip_blank(span.end)
+        if end != len(self.text):
+            self.fail_at(end)
+        return span
+
     def read_value(self, at: int, depth: int) -> Span:
         head = self.text[at : at + 1]
         if depth > DEEPEST:
             self.fail_at(at)
-        if head == "{":
-            return self.read_object(at, depth)
-        if head == "[":
-            return self.read_array(at, depth)
+        if head in ("{", "["):
+            return self.read_members(at, depth)
         match = (STRING if head == '"' else SCALAR).match(self.text, at)
         if not match:
             self.fail_at(at)
-        return Span(start=at, end=match.end())
+        return Span(at, match.end())
 
-    def read_object(self, at: int, depth: int) -> Span:
-        span = Span(start=at, members={})
-        assert span.members is not None
-        at = self.skip_blank(at + 1)
-        while self.text[at : at + 1] != "}":
-            match = STRING.match(self.text, at)
-            colon = self.skip_blank(match.end()) if match else at
-            if not match or self.text[colon : colon + 1] != ":":
+    def read_members(self, start: int, depth: int) -> Span:
+        """Read an object or an array, whose items have no names."""
+        is_object = self.text[start] == "{"
+        close, members, name = "}" if is_object else "]", dict[str, Span](), ""
+        at = self.skip_blank(start + 1)
+        while self.text[at : at + 1] != close:
+            if is_object:
+                match = STRING.match(self.text, at)
+                colon = self.skip_blank(match.end()) if match else at
+                if not match or self.text[colon : colon + 1] != ":":
+                    self.fail_at(at)
+                try:
+                    name = json.loads(match[0])
+                except ValueError:
+                    self.fail_at(at)
+                at = self.skip_blank(colon + 1)
+            members[name] = self.read_value(at, depth + 1)
+            at = self.skip_blank(members[name].end)
+            if self.text[at : at + 1] == ",":
+                at = self.skip_blank(at + 1)
+            elif self.text[at : at + 1] != close:
                 self.fail_at(at)
-            inner = self.read_value(self.skip_blank(colon + 1), depth + 1)
-            try:
-                span.members[str(json.loads(match.group(0)))] = inner
-            except ValueError:
-                self.fail_at(match.start())
-            at = self.skip_comma(inner.end, "}")
-        span.end = at + 1
-        return span
-
-    def read_array(self, at: int, depth: int) -> Span:
-        span = Span(start=at)
-        at = self.skip_blank(at + 1)
-        while self.text[at : at + 1] != "]":
-            inner = self.read_value(at, depth + 1)
-            span.items.append(inner)
-            at = self.skip_comma(inner.end, "]")
-        span.end = at + 1
-        return span
-
-    def skip_comma(self, at: int, close: str) -> int:
-        at = self.skip_blank(at)
-        if self.text[at : at + 1] == ",":
-            return self.skip_blank(at + 1)
-        if self.text[at : at + 1] != close:
-            self.fail_at(at)
-        return at
+        return Span(start, at + 1, members if is_object else None)
 
 
 def merge_changes(text: str, changes: Json, where: str) -> str:
-    """Set every leaf of `changes` in `text`; lists are leaves."""
+    """Set every leaf of `changes` in `text`; lists are leaves. A text with only comments gets an object."""
+    reader = _SpanReader(text, where)
+    if reader.skip_blank(0) == len(text):
+        text = f"{text.rstrip()}\n{{}}\n".lstrip("\n")
+    elif reader.read_document().members is None:
+        raise BadInput(f"{where}: holds no JSON object", hint="paste the settings by hand")
     for path, value in list_leaves(changes):
         text = set_value(text, path, value, where)
     return text
@@ -118,8 +105,7 @@ def list_leaves(changes: Json, under: tuple[str, ...] = ()) -> list[tuple[tuple[
 
 def set_value(text: str, path: tuple[str, ...], value: Any, where: str) -> str:
     """Set the value at `path`, and create the objects on the way."""
-    text = _ensure_object(text, where)
-    span = parse_spans(text, where)
+    span = _SpanReader(text, where).read_document()
     for depth, key in enumerate(path):
         members = span.members
         if members is None:
@@ -133,16 +119,6 @@ def set_value(text: str, path: tuple[str, ...], value: Any, where: str) -> str:
     except ValueError:  # comments inside
         pass
     return text[: span.start] + _format_value(value, len(path)) + text[span.end :]
-
-
-def _ensure_object(text: str, where: str) -> str:
-    """Return `text`, with an empty object added if it has only comments."""
-    span = parse_spans(text, where)
-    if span.members is not None:
-        return text
-    if text[span.start : span.end].strip() or BLANK.sub("", text):
-        raise BadInput(f"{where}: holds no JSON object", hint="paste the settings by hand")
-    return f"{text.rstrip()}\n{{}}\n".lstrip("\n")
 
 
 def _insert_member(text: str, span: Span, path: tuple[str, ...], value: Any, depth: int) -> str:
