@@ -4,6 +4,7 @@ The nodes here are this machine, reached without ssh or Slurm; tests/cluster doe
 """
 
 import contextlib
+import inspect
 import os
 import re
 import signal
@@ -20,9 +21,9 @@ import pytest
 from moebox import codec, http
 from moebox.core.engine_event import NodeFacts
 from moebox.errors import MoeboxError
-from moebox.serve import node_checks, node_link
+from moebox.serve import agent, node_checks
 from moebox.serve.agent import MASTER, processes_with_mark
-from moebox.serve.conduct import Conductor, ConductorConfig, RankCommand, agent_source, start_agents
+from moebox.serve.conduct import Conductor, ConductorConfig, RankCommand, start_agents
 from moebox.serve.node_checks import measure_links, require_same_setup
 from moebox.serve.nodes import read_hosts
 from moebox.serve.preflight import find_free_port
@@ -45,7 +46,7 @@ def order(tmp_path: Path, *, mode: str = "", lifeline_s: float = 20.0) -> Conduc
         master="127.0.0.1",
         addresses=("127.0.0.1", "127.0.0.1"),
         ranks=tuple(ranks),
-        agent_argvs=((sys.executable, "-c", agent_source()),) * 2,
+        agent_argvs=((sys.executable, "-c", inspect.getsource(agent)),) * 2,
         cwd=str(tmp_path),
         stop_signals=(("SIGINT", 1.0), ("SIGKILL", 5.0)),
         lifeline_s=lifeline_s,
@@ -166,24 +167,24 @@ def test_the_way_between_nodes_is_tried_and_timed(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(node_checks, "REACH_S", 3.0)
     asked = order(tmp_path)
 
-    (way,) = measure_links(asked, find_free_port())
+    way = measure_links(asked, [NodeFacts()], find_free_port())
     assert way.tcp > 1e6
     assert 0 < way.round_trip_us < 1e6
-    (other,) = measure_links(asked, find_free_port(), workers_listen=True)
+    other = measure_links(asked, [NodeFacts()], find_free_port(), workers_listen=True)
     assert other.tcp > 1e6
 
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
         pytest.raises(MoeboxError, match="Address already in use"),
     ):
-        measure_links(asked, taken.getsockname()[1])
+        measure_links(asked, [NodeFacts()], taken.getsockname()[1])
 
 
 def test_another_program_on_the_network_is_not_taken_for_a_node() -> None:
     """A caller without the token gets no reply, and the node that has it is still accepted."""
     token = b"f" * 32
     listening = socket.create_server(("127.0.0.1", 0))
-    order: node_link.ReachConfig = {
+    order: agent.AgentConfig = {
         "addresses": ["127.0.0.1", "127.0.0.1"],
         "port": listening.getsockname()[1],
         "reach_s": 30.0,
@@ -192,14 +193,14 @@ def test_another_program_on_the_network_is_not_taken_for_a_node() -> None:
         "workers_listen": False,
     }
     came: list[int] = []
-    thread = threading.Thread(target=lambda: came.append(node_link.echo_links(listening, 1, token, 30.0)))
+    thread = threading.Thread(target=lambda: came.append(agent.echo_links(listening, 1, token, 30.0)))
     thread.start()
     for wrong in (b"p" * 50, b"f" * 31 + b"x" + b"p"):
         with socket.create_connection(listening.getsockname(), timeout=10) as other:
             other.sendall(wrong)
             with contextlib.suppress(ConnectionResetError):
                 assert other.recv(1) == b""
-    way = node_link.dial_node("127.0.0.1", order)
+    way = agent.dial_node("127.0.0.1", order)
     thread.join()
     listening.close()
 
@@ -219,10 +220,10 @@ def test_secrets_reach_a_rank_and_stand_in_no_file_and_no_argv(tmp_path: Path, m
     assert "very-secret" not in codec.to_json(asked)
     agents = start_agents(asked, "run")
     output = b""
-    for agent in agents:  # their stdin stays open: its end would stop the rank
-        agent.wait(PATIENCE_S)
-        output += agent.stdout.read() if agent.stdout else b""
-        agent.communicate()
+    for process in agents:  # their stdin stays open: its end would stop the rank
+        process.wait(PATIENCE_S)
+        output += process.stdout.read() if process.stdout else b""
+        process.communicate()
     assert output.count(b"it has 11") == 2
 
 
@@ -265,11 +266,12 @@ def test_a_hosts_file_that_cannot_be_meant_is_one_line(tmp_path: Path, text: str
     path = tmp_path / "hosts"
     path.write_text(text)
     with pytest.raises(MoeboxError, match=says):
-        read_hosts(path)
+        read_hosts(path, python="python3")
 
 
 def test_a_hosts_file_names_nodes_and_their_addresses(tmp_path: Path) -> None:
     path = tmp_path / "hosts"
     path.write_text("# ours\nn1 10.0.0.1\n\nroot@n2  # the other\n")
 
-    assert [(node.name, node.address) for node in read_hosts(path)] == [("n1", "10.0.0.1"), ("root@n2", "n2")]
+    found = read_hosts(path, python="python3")
+    assert (found.names, found.addresses) == (("n1", "root@n2"), ("10.0.0.1", "n2"))

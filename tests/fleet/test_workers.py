@@ -10,7 +10,7 @@ from moebox.checkpoint import deploy
 from moebox.cli import main
 from moebox.core.recipe import Hybrid, Listen, Parallel, Recipe, Runtime
 from moebox.errors import BadInput
-from moebox.serve.nodes import NodeAddress, Nodes, conductor_config, prepare_conductor
+from moebox.serve.nodes import Nodes, conductor_config, prepare_conductor
 from moebox.store import Run
 from tests.embedded import phantom_recipe
 
@@ -30,9 +30,7 @@ def recipe(**more: object) -> Recipe:
 
 
 def nodes(*addresses: str) -> Nodes:
-    return Nodes(
-        nodes=tuple(NodeAddress(name=f"n{rank}", address=address) for rank, address in enumerate(addresses, 1))
-    )
+    return Nodes(names=tuple(f"n{rank}" for rank in range(1, len(addresses) + 1)), addresses=addresses)
 
 
 def test_the_first_node_connects_to_the_workers_of_the_others_and_waits_for_them() -> None:

@@ -11,7 +11,7 @@ guard      the process between moebox and the engine
 state      records of running engines; keys: of moebox's own servers
 stop       stop engines of other moebox processes
 program    routers and twins under a guard
-nodes      several nodes: node_checks, conduct (here), agent and node_link (there)
+nodes      several nodes: node_checks, conduct (here), agent (there)
 embedded   llama.cpp inside a child process
 dummy      a GGUF of real shapes with dummy weights
 connect    settings of clients; callcheck: a call as a client makes it

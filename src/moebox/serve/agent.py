@@ -2,9 +2,10 @@
 
     conductor ──stdin: one JSON line, then a line every few seconds──▶ agent ──▶ engine ──▶ its workers
 
-Its source is sent to a Python on the node together with node_link.py, so both use only the standard library.
+Its source is sent to a Python on the node, so it uses only the standard library.
 A killed conductor, a broken network and a requested stop look the same from here: no more lines.
-Modes: `run` a rank, `probe` the node, `reach` the other nodes, `sweep` kills processes that are left.
+Modes: `run` a rank, `probe` the node, `reach` the other nodes, `sweep` kills processes that are left. For `reach`, a
+node that connects sends a token first, so that other programs on the network are not taken for a node.
 """
 
 from __future__ import annotations  # a node's own Python may be 3.9
@@ -12,6 +13,7 @@ from __future__ import annotations  # a node's own Python may be 3.9
 import contextlib
 import ctypes
 import glob
+import hmac
 import json
 import os
 import select
@@ -23,14 +25,15 @@ import sys
 import time
 from typing import IO, TypedDict
 
-from moebox.serve.node_link import AgentReply, ReachConfig, port_is_open, try_links
-
 MARK = "MOEBOX_RANK"  # in the environment of every process of a rank
 MASTER = "@MASTER@"  # placeholder in argv for the first node's address
 PIECE = 1 << 16
 # After a signal (a cancelled allocation, its time limit) Slurm sends SIGKILL 30 s later (KillWait), and processes below
 # an agent that has ended by then are orphans.
 CANCEL_SIGNALS = (("SIGTERM", 3.0), ("SIGKILL", 2.0))
+TOKEN_S = 3.0  # for a client to send its token; others wait meanwhile
+PINGS = 50  # their median is the round trip
+AgentReply = dict[str, object]  # for JSON
 
 
 class RankCommandJson(TypedDict):
@@ -40,13 +43,14 @@ class RankCommandJson(TypedDict):
     waits_for: int
 
 
-class AgentConfig(ReachConfig):
+class AgentConfig(TypedDict, total=False):
     """conduct.ConductorConfig as JSON, with more fields for some modes."""
 
     mark: str
     mode: str
     rank: int | None
     names: list[str]
+    addresses: list[str]
     master: str
     ranks: list[RankCommandJson]
     secrets: dict[str, str]
@@ -56,6 +60,11 @@ class AgentConfig(ReachConfig):
     version: list[str]  # from here on for `probe`
     weights: str
     first_only: bool
+    port: int  # from here on for `reach`
+    reach_s: float
+    reach_bytes: int
+    reach_token: str
+    workers_listen: bool
 
 
 def print_line(text: str) -> None:
@@ -107,18 +116,8 @@ def send_signal(pids: list[int], number: int) -> None:
             os.kill(pid, number)
 
 
-def kill_descendants() -> None:
-    """Kill every descendant, also those forked meanwhile."""
-    until = time.monotonic() + 5.0
-    while time.monotonic() < until and (left := list_descendants()):
-        send_signal(left, signal.SIGKILL)
-        time.sleep(0.02)
-
-
 class RankProcess:
     """One rank: its process, its output, and the commands of the conductor."""
-
-    child: subprocess.Popen[bytes]
 
     def __init__(self, config: AgentConfig, rank: int) -> None:
         self.config, self.rank = config, rank
@@ -192,13 +191,11 @@ class RankProcess:
             self.last_input = time.monotonic()
             self.head_gone = not data  # end of file: the conductor is gone
             return not data or b"stop" in data
-        if time.monotonic() - self.last_input <= self.config["lifeline_s"]:
-            return False
-        self.head_gone = True
-        print_line(
-            f"moebox-agent: rank {self.rank} received nothing from the conductor for {self.config['lifeline_s']:g} s"
-        )
-        return True
+        lifeline_s = self.config["lifeline_s"]
+        self.head_gone = time.monotonic() - self.last_input > lifeline_s
+        if self.head_gone:
+            print_line(f"moebox-agent: rank {self.rank} received nothing from the conductor for {lifeline_s:g} s")
+        return self.head_gone
 
     def copy_output(self) -> bool:
         """Print whole lines of the rank's output. Return False at the end."""
@@ -226,12 +223,15 @@ class RankProcess:
                 return
 
     def clean_up(self) -> None:
-        """Read the rest of the output, and kill every descendant."""
+        """Read the rest of the output, and kill every descendant, also those forked meanwhile."""
         until = time.monotonic() + 2.0
         while time.monotonic() < until and select.select([self.out], [], [], 0.05)[0]:
             if not self.copy_output():
                 break
-        kill_descendants()
+        until = time.monotonic() + 5.0
+        while time.monotonic() < until and (left := list_descendants()):
+            send_signal(left, signal.SIGKILL)
+            time.sleep(0.02)
         job = os.environ.get("SLURM_JOB_ID")
         if self.head_gone and self.rank == 0 and job and shutil.which("scancel"):
             subprocess.run(["scancel", job], check=False)  # the conductor cannot release the allocation any more
@@ -240,8 +240,7 @@ class RankProcess:
 def find_program(part: RankCommandJson) -> str:
     """The path of the rank's program under any of its names, or ""."""
     program = part["argv"][0]
-    folder = os.path.dirname(program)
-    for name in [program, *(os.path.join(folder, other) for other in part["other_names"])]:
+    for name in [program, *(os.path.join(os.path.dirname(program), other) for other in part["other_names"])]:
         if path := shutil.which(name) or (name if os.path.exists(name) else ""):
             return path
     return ""
@@ -256,20 +255,15 @@ def output_lines(argv: list[str]) -> list[str]:
     return done.stdout.strip().splitlines() if done.returncode == 0 else []
 
 
-def rdma_bytes_per_s() -> int:
-    """Bytes per second of all active RDMA ports; a port reports "400 Gb/sec (4X NDR)"."""
-    total = 0.0
-    for port in glob.glob("/sys/class/infiniband/*/ports/*"):
-        problems = contextlib.suppress(OSError, ValueError, IndexError)
-        with problems, open(f"{port}/state") as state, open(f"{port}/rate") as rate:
-            total += float(rate.read().split()[0]) * 1e9 / 8 if "ACTIVE" in state.read() else 0.0
-    return int(total)
-
-
 def probe_node(config: AgentConfig, rank: int) -> AgentReply:
     wanted = config["weights"] if rank == 0 or not config["first_only"] else ""
     version = output_lines(config["version"]) if config["version"] else []
     gpus = output_lines(["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"])
+    rdma = 0.0  # bytes per second of all active RDMA ports; a port reports "400 Gb/sec (4X NDR)"
+    for port in glob.glob("/sys/class/infiniband/*/ports/*"):
+        problems = contextlib.suppress(OSError, ValueError, IndexError)
+        with problems, open(f"{port}/state") as state, open(f"{port}/rate") as rate:
+            rdma += float(rate.read().split()[0]) * 1e9 / 8 if "ACTIVE" in state.read() else 0.0
     return {
         "host": socket.gethostname(),
         "time": time.time(),
@@ -277,8 +271,108 @@ def probe_node(config: AgentConfig, rank: int) -> AgentReply:
         "version": version[-1][:80] if version else "",
         "gpus": [line.strip() for line in gpus if line.strip()],
         "weights": not wanted or os.path.exists(os.path.expanduser(wanted)),
-        "rdma": rdma_bytes_per_s(),
+        "rdma": int(rdma),
     }
+
+
+def port_is_open(address: str, port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=1):
+        return True
+    return False
+
+
+def try_links(config: AgentConfig, rank: int) -> AgentReply:
+    """Measure the links that the engine will use: from other nodes to the first, or from the first to its workers."""
+    first, *others = config["addresses"]
+    if config["workers_listen"]:
+        return accept_links(config, others[rank - 1], 1) if rank else dial_nodes(config, others)
+    return dial_nodes(config, [first]) if rank else accept_links(config, first, len(others))
+
+
+def accept_links(config: AgentConfig, address: str, callers: int) -> AgentReply:
+    """Listen for links from other nodes."""
+    port = config["port"]
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((address, port))
+        except OSError as problem:
+            return {"problem": f"port {port} on {address}: {problem.strerror}"}
+        listening.listen(64)
+        return {"reached": echo_links(listening, callers, config["reach_token"].encode(), config["reach_s"])}
+
+
+def echo_links(listening: socket.socket, wanted: int, token: bytes, patience: float) -> int:
+    """Serve clients that send the token. Return how many came within `patience` seconds of each other."""
+    came, until = 0, time.monotonic() + patience
+    while came < wanted and time.monotonic() < until:
+        with contextlib.suppress(OSError):
+            listening.settimeout(max(until - time.monotonic(), 0.01))
+            connection, _ = listening.accept()
+            with connection:
+                connection.settimeout(TOKEN_S)
+                if not hmac.compare_digest(receive(connection, len(token)), token):
+                    continue
+                connection.settimeout(30)
+                for _ in range(PINGS):
+                    connection.sendall(connection.recv(1))
+                while connection.recv(1 << 20):
+                    pass
+                connection.sendall(b"k")
+            came += 1
+            until = time.monotonic() + patience
+    return came
+
+
+def receive(connection: socket.socket, size: int) -> bytes:
+    """Receive `size` bytes, or fewer if the connection ends."""
+    data = b""
+    while len(data) < size and (piece := connection.recv(size - len(data))):
+        data += piece
+    return data
+
+
+def dial_nodes(config: AgentConfig, addresses: list[str]) -> AgentReply:
+    """The link to each of these nodes, or the first problem."""
+    links: list[AgentReply] = []
+    for address in addresses:
+        links.append(dial_node(address, config))
+        if "problem" in links[-1]:
+            return links[-1]
+    return {"ways": links}
+
+
+def dial_node(address: str, config: AgentConfig) -> AgentReply:
+    """Connect to a node, with retries until time is up, and measure the link."""
+    port, patience = config["port"], config["reach_s"]
+    until = time.monotonic() + patience
+    problem: OSError | None = None
+    while time.monotonic() < until:
+        try:
+            with socket.create_connection((address, port), timeout=3) as connection:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                connection.settimeout(patience)  # another program may listen there and not reply
+                connection.sendall(config["reach_token"].encode())
+                times = []
+                for _ in range(PINGS):
+                    began = time.perf_counter()
+                    connection.sendall(b"p")
+                    if not connection.recv(1):
+                        raise OSError("it closed the connection")
+                    times.append(time.perf_counter() - began)
+                connection.settimeout(30)
+                began, left, piece = time.monotonic(), config["reach_bytes"], bytes(1 << 20)
+                while left > 0:
+                    connection.sendall(piece)
+                    left -= len(piece)
+                connection.shutdown(socket.SHUT_WR)
+                connection.recv(1)  # the other side has them all
+                rate = config["reach_bytes"] / max(time.monotonic() - began, 1e-9)
+                return {"round_trip_us": sorted(times)[PINGS // 2] * 1e6, "rate": rate}
+        except OSError as failed:
+            problem = failed
+            time.sleep(0.2)
+    return {"problem": f"cannot reach {address} port {port}: {(problem and problem.strerror) or problem}"}
 
 
 def main() -> int:

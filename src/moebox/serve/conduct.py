@@ -15,7 +15,6 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
-from importlib.resources import files
 from pathlib import Path
 
 from moebox import codec
@@ -25,12 +24,6 @@ BEAT_S = 2.0
 LIFELINE_S = 20.0  # without a line from the conductor, before a node stops its rank
 SETTLE_S = 3.0  # after the first rank has ended, for the others to print their errors
 SWEEP_S = 20.0
-# A module in sys.modules is imported from there, even if its package does not exist.
-AGENT = """import sys, types
-link = sys.modules["moebox.serve.node_link"] = types.ModuleType("moebox.serve.node_link")
-exec(compile({link!r}, "node_link.py", "exec"), link.__dict__)
-exec(compile({agent!r}, "agent.py", "exec"), {{"__name__": "__main__"}})
-"""
 ENDED = re.compile(rb"moebox-agent: rank (\d+) (?:ended with (-?\d+)|cannot be started: (.*))")
 # Messages of ranks that ended because another did: gloo, NCCL, llama.cpp's RPC. Their order of arrival is random.
 LOST_ANOTHER = re.compile(
@@ -68,12 +61,6 @@ class ConductorConfig:
         document = {**codec.to_plain(self), "mode": mode, "rank": rank, **more}
         document["secrets"] = {name: os.environ[name] for name in self.secret_names if name in os.environ}
         return json.dumps(document).encode() + b"\n"
-
-
-def agent_source() -> str:
-    """The source of the agent and of the module it imports, for nodes without moebox."""
-    link, agent = ((files("moebox.serve") / name).read_text(encoding="utf-8") for name in ("node_link.py", "agent.py"))
-    return AGENT.format(link=link, agent=agent)
 
 
 def start_agents(config: ConductorConfig, mode: str, **more: object) -> "list[subprocess.Popen[bytes]]":

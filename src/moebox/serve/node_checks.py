@@ -5,6 +5,7 @@ import secrets
 import shlex
 import subprocess
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from moebox import codec, loose
@@ -22,7 +23,6 @@ MAX_CLOCK_SKEW_S = 5.0  # between a node's clock and ours; NCCL ignores it, logs
 PROBE_S = 120.0
 REACH_S = 15.0
 REACH_BYTES = 256 << 20
-NOTHING: dict[str, object] = {"version": [], "weights": "", "first_only": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +36,16 @@ class NodeLink:
 
 def check_nodes(deployment: Deployment, config: ConductorConfig, run: Run) -> NodeLink:
     """Measure the network. Raise if the nodes differ or a port is closed."""
-    facts = probe_nodes(deployment, config)
+    engine, weights = deployment.engine, deployment.weights_path
+    facts = probe_nodes(
+        config,
+        version=version_command("python3", engine.package) if engine.package else [],
+        weights=weights if weights.startswith(("/", "~")) else "",
+        first_only=bool(engine.worker_programs),  # workers receive their share of the weights from the first node
+    )
     run.add_event(NodesProbed(nodes=tuple(facts)))
     require_same_setup(facts, config.names)
-    ways = measure_links(config, rendezvous_port(deployment), workers_listen=bool(deployment.engine.worker_programs))
-    link = slowest_link(ways, facts)
+    link = measure_links(config, facts, rendezvous_port(deployment), workers_listen=bool(engine.worker_programs))
     event = NodesReached(tcp_bytes_s=link.tcp, round_trip_us=round(link.round_trip_us, 1), rdma_bytes_s=link.rdma)
     run.add_event(event)
     return link
@@ -52,17 +57,12 @@ def rendezvous_port(deployment: Deployment) -> int:
     return deployment.recipe.listen.port + engine.worker_port if engine.worker_programs else engine.rendezvous_port
 
 
-def probe_nodes(deployment: Deployment, config: ConductorConfig) -> list[NodeFacts]:
+def probe_nodes(
+    config: ConductorConfig, *, version: Sequence[str] = (), weights: str = "", first_only: bool = False
+) -> list[NodeFacts]:
     """Facts about every node, all probed at the same time."""
-    package = deployment.engine.package
-    version_argv = version_command("python3", package) if package else []
-    weights = deployment.weights_path
-    local = weights if weights.startswith(("/", "~")) else ""
     began = time.time()
-    # Workers receive their share of the weights from the first node.
-    replies = _agent_replies(
-        config, "probe", version=version_argv, weights=local, first_only=bool(deployment.engine.worker_programs)
-    )
+    replies = _agent_replies(config, "probe", version=version, weights=weights, first_only=first_only)
     ended = time.time()
     return [codec.decode(NodeFacts, {**node, "asked_at": began, "heard_at": ended}, where="a node") for node in replies]
 
@@ -94,7 +94,9 @@ def _gpus_text(node: NodeFacts) -> str:
     return " and ".join(f"{count}× {name}" for name, count in kinds.items()) or "no GPU"
 
 
-def measure_links(config: ConductorConfig, port: int, *, workers_listen: bool = False) -> list[NodeLink]:
+def measure_links(
+    config: ConductorConfig, facts: list[NodeFacts], port: int, *, workers_listen: bool = False
+) -> NodeLink:
     """Measure the network between the first node and each other. Raise if the port is closed."""
     replies = _agent_replies(
         config,
@@ -109,13 +111,12 @@ def measure_links(config: ConductorConfig, port: int, *, workers_listen: bool = 
         if problem := loose.get_text(reply, "problem"):
             what = "the workers listen there" if workers_listen else "it is the ranks' rendezvous"
             raise ExternalError(f"{config.names[rank]}: {problem}", hint=f"open port {port} between the nodes; {what}")
-    return [
-        NodeLink(
-            tcp=loose.get_number(link, "rate") or 0.0, round_trip_us=loose.get_number(link, "round_trip_us") or 0.0
-        )
-        for reply in replies
-        for link in loose.get_objects(reply, "ways")
-    ]
+    ways = [way for reply in replies for way in loose.get_objects(reply, "ways")]
+    return NodeLink(
+        tcp=min((loose.get_number(way, "rate") or 0.0 for way in ways), default=0.0),
+        round_trip_us=max((loose.get_number(way, "round_trip_us") or 0.0 for way in ways), default=0.0),
+        rdma=min(node.rdma for node in facts),
+    )
 
 
 def describe_link(link: NodeLink) -> str:
@@ -131,20 +132,6 @@ def with_measured_network(box: Box, link: NodeLink, *, tcp_only: bool) -> Box:
     if link.rdma and not tcp_only:
         return replace(box, network_measured=link.rdma // gpus)  # as the ports report; the latency stays the default
     return replace(box, network_measured=round(link.tcp / gpus), network_us=round(link.round_trip_us / 2, 1))
-
-
-def survey_links(config: ConductorConfig, port: int) -> NodeLink:
-    """Measure the network between nodes on which nothing is started."""
-    facts = [codec.decode(NodeFacts, node, where="a node") for node in _agent_replies(config, "probe", **NOTHING)]
-    return slowest_link(measure_links(config, port), facts)
-
-
-def slowest_link(ways: list[NodeLink], facts: list[NodeFacts]) -> NodeLink:
-    return NodeLink(
-        tcp=min((way.tcp for way in ways), default=0.0),
-        round_trip_us=max((way.round_trip_us for way in ways), default=0.0),
-        rdma=min(node.rdma for node in facts),
-    )
 
 
 def _agent_replies(config: ConductorConfig, mode: str, **more: object) -> list[Json]:

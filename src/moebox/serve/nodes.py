@@ -3,33 +3,38 @@
 A hosts file has one node per line: a name for ssh, and after it the address that other nodes use if that differs.
 """
 
+import inspect
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from moebox import codec, engines
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
 from moebox.core.endpoint import endpoint_from_url
 from moebox.errors import ExternalError, Unsupported, refuse_if
-from moebox.serve.agent import MASTER
-from moebox.serve.conduct import ConductorConfig, RankCommand, agent_source
+from moebox.serve import agent
+from moebox.serve.conduct import ConductorConfig, RankCommand
 from moebox.serve.guard import STOP_SIGNALS
 from moebox.serve.node_checks import (
     check_nodes,
     describe_link,
     last_line,
+    measure_links,
+    probe_nodes,
     rendezvous_port,
-    survey_links,
     with_measured_network,
 )
 from moebox.serve.order import PreparedLaunch, launch_secrets
 from moebox.serve.state import instance_mark
+from moebox.serve.stop import release_job
 from moebox.serve.watch import Notify
 from moebox.serve.where import NodeSelection
 from moebox.store import Run
@@ -43,65 +48,55 @@ SSH = ("ssh", *(word for option in SSH_OPTIONS for word in ("-o", option)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeAddress:
-    """One node: its name, and the address that other nodes use."""
-
-    name: str
-    address: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Nodes:
     """The nodes of a launch, in rank order."""
 
-    nodes: tuple[NodeAddress, ...]
+    names: tuple[str, ...]
+    addresses: tuple[str, ...]  # that other nodes use
     job: str = ""  # the Slurm allocation; "" over ssh
     python: str = "python3"
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(node.name for node in self.nodes)
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        return tuple(node.address for node in self.nodes)
-
     def agent_argvs(self) -> tuple[tuple[str, ...], ...]:
         """The command that runs agents: one for all nodes with Slurm, one per node with ssh."""
-        agent = (self.python, "-c", agent_source())
+        program = (self.python, "-c", inspect.getsource(agent))
         if self.job:
-            count = str(len(self.nodes))
+            count = str(len(self.names))
             # steps are exclusive by default: without --overlap a second one would wait for the first
             step = ("srun", f"--jobid={self.job}", "--nodes", count, "--ntasks-per-node=1", "--overlap")
-            return ((*step, "--unbuffered", "--kill-on-bad-exit=0", "--quit-on-interrupt", *agent),)
-        return tuple((*SSH, node.name, shlex.join(agent)) for node in self.nodes)
+            return ((*step, "--unbuffered", "--kill-on-bad-exit=0", "--quit-on-interrupt", *program),)
+        return tuple((*SSH, name, shlex.join(program)) for name in self.names)
+
+    def conductor_config(self, name: str, ranks: Sequence[RankCommand], **more: Any) -> ConductorConfig:
+        return ConductorConfig(
+            mark=instance_mark(name),
+            names=self.names,
+            master=self.addresses[0],
+            addresses=self.addresses,
+            ranks=tuple(ranks),
+            agent_argvs=self.agent_argvs(),
+            **more,
+        )
 
 
-def read_hosts(path: Path) -> tuple[NodeAddress, ...]:
-    nodes: dict[str, NodeAddress] = {}
+def read_hosts(path: Path, *, python: str, count: int | None = None) -> Nodes:
+    """The first `count` nodes of a hosts file, all by default. Raise BadInput if there are fewer."""
+    addresses: dict[str, str] = {}
     for number, line in enumerate(codec.read_text(path).splitlines(), 1):
         words = line.partition("#")[0].split()
         if words:
             text = f"{path}: line {number}: a node is a name and, if it differs, its address"
             refuse_if(len(words) > 2 or not all(map(HOST.fullmatch, words)), text, hint="n1 10.0.0.1")
-            node = NodeAddress(name=words[0], address=words[-1].rpartition("@")[2])
-            refuse_if(node.name in nodes, f"{path}: {node.name} is listed twice")
-            nodes[node.name] = node
-    refuse_if(not nodes, f"{path}: lists no node")
-    return tuple(nodes.values())
+            refuse_if(words[0] in addresses, f"{path}: {words[0]} is listed twice")
+            addresses[words[0]] = words[-1].rpartition("@")[2]
+    refuse_if(not addresses, f"{path}: lists no node")
+    listed = len(addresses)
+    refuse_if(listed < (count or 0), f"the recipe spans {count} nodes and the hosts file lists {listed}")
+    return Nodes(names=tuple(addresses)[:count], addresses=tuple(addresses.values())[:count], python=python)
 
 
-def nodes_over_ssh(hosts: tuple[NodeAddress, ...], count: int, *, python: str) -> Nodes:
-    """The first `count` of these hosts. Raise ExternalError if ssh is not installed."""
+def require_ssh() -> None:
     if shutil.which("ssh") is None:
         raise ExternalError("ssh is not installed here", hint="install openssh-client, or use --slurm")
-    return first_nodes(hosts, count, python=python)
-
-
-def first_nodes(hosts: tuple[NodeAddress, ...], count: int, *, python: str) -> Nodes:
-    """The first `count` of these hosts. Raise BadInput if there are fewer."""
-    refuse_if(len(hosts) < count, f"the recipe spans {count} nodes and the hosts file lists {len(hosts)}")
-    return Nodes(nodes=hosts[:count], python=python)
 
 
 def allocate_slurm_nodes(count: int, gpus: int, selection: NodeSelection, *, name: str) -> Nodes:
@@ -124,14 +119,14 @@ def allocate_slurm_nodes(count: int, gpus: int, selection: NodeSelection, *, nam
     job = granted[1]
     try:
         listed = _run_tool(["squeue", "--noheader", "--jobs", job, "--format", "%N"]).strip()
-        nodes = []
+        addresses: dict[str, str] = {}
         for host in _run_tool(["scontrol", "show", "hostnames", listed]).split():
             # The address that Slurm uses: the host name need not resolve.
             address = re.search(r"NodeAddr=(\S+)", _run_tool(["scontrol", "show", "node", host, "--oneliner"]))
-            nodes.append(NodeAddress(name=host, address=address[1] if address else host))
-        return Nodes(nodes=tuple(nodes), job=job, python=selection.python)
+            addresses[host] = address[1] if address else host
+        return Nodes(names=tuple(addresses), addresses=tuple(addresses.values()), job=job, python=selection.python)
     except BaseException:
-        release_nodes(Nodes(nodes=(), job=job))
+        release_job(job)
         raise
 
 
@@ -154,18 +149,13 @@ def _run_salloc(argv: list[str], count: int) -> str:
     return output
 
 
-def release_nodes(nodes: Nodes) -> None:
-    """Release a Slurm allocation; not an error if it is gone."""
-    if nodes.job and shutil.which("scancel"):
-        subprocess.run(["scancel", nodes.job], capture_output=True, timeout=60, check=False)
-
-
 def prepare_nodes(deployment: Deployment, run: Run, selection: NodeSelection, notify: Notify) -> PreparedLaunch:
     """Find the nodes, check them, and decide what each runs. Release an allocation if that fails."""
     recipe = deployment.recipe
     count = recipe.parallel.nodes
     if selection.hosts:
-        nodes = nodes_over_ssh(read_hosts(selection.hosts), count, python=selection.python)
+        nodes = read_hosts(selection.hosts, python=selection.python, count=count)
+        require_ssh()
     else:
         nodes = allocate_slurm_nodes(count, recipe.gpus_per_node, selection, name=run.id)
     try:
@@ -174,38 +164,37 @@ def prepare_nodes(deployment: Deployment, run: Run, selection: NodeSelection, no
         notify(f"{count} nodes: {', '.join(prepared.nodes)}; {describe_link(link)}")
         return prepared
     except BaseException:
-        release_nodes(nodes)
+        release_job(nodes.job)
         raise
 
 
 def measure_network(box: Box, hosts: Path, *, python: str) -> Box:
     """The box with as many nodes as the file lists, and the network between them as measured over ssh."""
-    listed = read_hosts(hosts)
-    refuse_if(len(listed) < 2, f"{hosts}: lists one node; at least two are needed to measure the network")
-    refuse_if(box.nodes not in (1, len(listed)), f"{hosts}: lists {len(listed)} nodes, and {box.name} has {box.nodes}")
-    nodes = nodes_over_ssh(listed, len(listed), python=python)
-    config = ConductorConfig(
-        mark=instance_mark("survey"),
-        names=nodes.names,
-        master=nodes.addresses[0],
-        addresses=nodes.addresses,
-        ranks=(RankCommand(argv=("true",)),) * len(listed),
-        agent_argvs=nodes.agent_argvs(),
-    )
-    link = survey_links(config, SURVEY_PORT)
-    return with_measured_network(replace(box, nodes=len(listed)), link, tcp_only=False)
+    nodes = read_hosts(hosts, python=python)
+    count = len(nodes.names)
+    refuse_if(count < 2, f"{hosts}: lists one node; at least two are needed to measure the network")
+    refuse_if(box.nodes not in (1, count), f"{hosts}: lists {count} nodes, and {box.name} has {box.nodes}")
+    require_ssh()
+    config = nodes.conductor_config("survey", [RankCommand(argv=("true",))] * count)
+    link = measure_links(config, probe_nodes(config), SURVEY_PORT)
+    return with_measured_network(replace(box, nodes=count), link, tcp_only=False)
 
 
 def conductor_config(deployment: Deployment, nodes: Nodes, name: str) -> ConductorConfig:
-    """The config of the conductor, with the command of every rank."""
-    addresses = nodes.addresses
-    return ConductorConfig(
-        mark=instance_mark(name),
-        names=nodes.names,
-        master=addresses[0],
-        addresses=addresses,
-        ranks=tuple(_rank_command(deployment, rank, addresses) for rank in range(len(addresses))),
-        agent_argvs=nodes.agent_argvs(),
+    """The config of the conductor. A first node that connects to workers starts once they listen."""
+    ranks, workers = [], deployment.engine.worker_programs
+    for rank in range(len(nodes.names)):
+        launch = engines.build_launch(deployment, rank=rank, master=agent.MASTER, addresses=nodes.addresses)
+        command = RankCommand(
+            argv=launch.argv,
+            env={"PYTHONUNBUFFERED": "1", **launch.env},
+            other_names=workers[1:] if rank else (),
+            waits_for=rendezvous_port(deployment) if workers and not rank else 0,
+        )
+        ranks.append(command)
+    return nodes.conductor_config(
+        name,
+        ranks,
         secret_names=tuple(engines.build_launch(deployment).secret_env),
         stop_signals=tuple((sign.name, wait) for sign, wait in STOP_SIGNALS),
     )
@@ -217,7 +206,7 @@ def node_commands(deployment: Deployment, selection: NodeSelection) -> dict[str,
         job = "`moebox render --as slurm` writes the job"
         hint = "`--hosts FILE` prints what each node runs" if deployment.engine.worker_programs else job
         raise Unsupported("the nodes are unknown until Slurm starts the job", hint=hint)
-    nodes = first_nodes(read_hosts(selection.hosts), deployment.recipe.parallel.nodes, python=selection.python)
+    nodes = read_hosts(selection.hosts, python=selection.python, count=deployment.recipe.parallel.nodes)
     _check_spanning(deployment, nodes)
     addresses = nodes.addresses
     opened, shown = _with_open_host(deployment, addresses[0]), {}
@@ -225,19 +214,6 @@ def node_commands(deployment: Deployment, selection: NodeSelection) -> dict[str,
         launch = engines.build_launch(opened, rank=rank, master=addresses[0], addresses=addresses)
         shown[name] = engines.shell_text(launch, launch.argv)
     return shown
-
-
-def _rank_command(deployment: Deployment, rank: int, addresses: tuple[str, ...]) -> RankCommand:
-    """The command of one node. A first node that connects to workers starts once they listen."""
-    launch = engines.build_launch(deployment, rank=rank, master=MASTER, addresses=addresses)
-    env = {"PYTHONUNBUFFERED": "1", **launch.env}
-    workers = deployment.engine.worker_programs
-    return RankCommand(
-        argv=launch.argv,
-        env=env,
-        other_names=workers[1:] if rank else (),
-        waits_for=rendezvous_port(deployment) if workers and not rank else 0,
-    )
 
 
 def prepare_conductor(deployment: Deployment, nodes: Nodes, run: Run) -> PreparedLaunch:

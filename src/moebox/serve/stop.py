@@ -35,8 +35,7 @@ def stop_instance(instance: state.Instance) -> list[str]:
     swept = kill_orphans(instance.id)
     if instance.container:
         remove_container(instance.runtime, instance.container)
-    if instance.job and shutil.which("scancel"):
-        subprocess.run(["scancel", instance.job], capture_output=True, timeout=60, check=False)
+    release_job(instance.job)
     if os.path.isdir(instance.run):
         Run(Path(instance.run)).add_event(EngineStopped(id=instance.id, signals=tuple(signals), swept=swept))
     state.forget_instance(instance.id)
@@ -61,6 +60,12 @@ def kill_orphans(name: str) -> int:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
     return len(found)
+
+
+def release_job(job: str) -> None:
+    """Release a Slurm allocation; not an error if it is gone."""
+    if job and shutil.which("scancel"):
+        subprocess.run(["scancel", job], capture_output=True, timeout=60, check=False)
 
 
 def remove_container(tool: str, name: str) -> None:
