@@ -14,7 +14,7 @@ from moebox.cli import COMMANDS, main
 from moebox.cli.app import build_app
 from moebox.cli.bench.args import BenchArgs, BenchSettings, make_bench_plan
 from moebox.cli.compare import CompareSettings
-from moebox.cli.task.command import AgentSettings
+from moebox.cli.task import AgentSettings
 from moebox.core import catalogue
 from moebox.core.recipe import Parallel, Recipe
 from moebox.core.setting import apply_settings, setting_flags, setting_names, split_settings

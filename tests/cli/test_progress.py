@@ -9,7 +9,7 @@ from rich.console import Console
 
 from moebox.cli.display import TimeEstimate
 from moebox.cli.run import RunView
-from moebox.cli.task.view import job_line
+from moebox.cli.task import job_line
 from moebox.core.pipeline import STEPS, PipelineStep, RunRequest
 from moebox.flows.pipeline import DEMO_STEP_S, begin_pipeline
 from moebox.store import Run, durations

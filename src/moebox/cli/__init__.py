@@ -86,7 +86,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "compare": ("moebox.cli.compare:compare", "Compare two recipes or servers: correctness and speed."),
     "bench": ("moebox.cli.bench.command:bench", ""),
     "bench import": ("moebox.cli.bench.command:import_", "Read results of vLLM's, SGLang's and other benchmarks."),
-    "task": ("moebox.cli.task.command:task", "Let an agent do coding jobs with tools in a sandbox, and score them."),
+    "task": ("moebox.cli.task:task", "Let an agent do coding jobs with tools in a sandbox, and score them."),
     "verify": ("moebox.cli.verify:verify", "Check that a server answers correctly: 22 correctness checks."),
     "quality": ("moebox.cli.verify:quality", "Measure how far a server's model is from a reference."),
     "watch": ("moebox.cli.watch:watch", "Watch an endpoint live: charts, alerts, regular checks."),

@@ -85,8 +85,7 @@ def compare(
     """
     from rich.text import Text
 
-    from moebox.cli.task.command import parse_families
-    from moebox.cli.task.view import job_line
+    from moebox.cli.task import job_line, parse_families
     from moebox.flows.compare import CompareEffort, target_names
     from moebox.flows.jobs import compare_by_task
     from moebox.flows.recipes import is_recipe

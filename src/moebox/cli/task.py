@@ -3,19 +3,24 @@
 import contextlib
 import dataclasses
 import random
-from collections.abc import Sequence
+import textwrap
+import threading
+import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
+from rich.console import RenderableType
+from rich.text import Text
 
 from moebox import codec
 from moebox.cli import flags
+from moebox.cli.display import VERDICT_MARKS, LiveDisplay, make_group, make_table
 from moebox.cli.flags import AsJson, KeyEnv, Names, ServedModel, Settings
-from moebox.cli.output import print_lines, print_note, print_result
+from moebox.cli.output import Part, print_lines, print_note, print_parts, print_result, stdout_console
 from moebox.cli.signals import interrupt_message
 from moebox.cli.target import create_run, find_endpoint
-from moebox.cli.task.view import TaskView, show_scores
 from moebox.core.endpoint import Endpoint
 from moebox.core.setting import apply_settings
 from moebox.errors import BadInput, ExternalError, UnknownName, refuse_if, refuse_out_of_range
@@ -29,10 +34,11 @@ from moebox.tasks.clients import CLIENTS, UNSUPPORTED_FAMILIES, ClientSetup, Rea
 from moebox.tasks.families import FAMILIES, make_job
 from moebox.tasks.mcp_tools import McpServers, parse_addresses
 from moebox.tasks.reply import ReplySettings
-from moebox.tasks.result import JobName, TaskRun, load_task_run
+from moebox.tasks.result import END_TITLES, UNFINISHED, JobName, JobResult, TaskRun, TurnRecord, load_task_run
 from moebox.tasks.runner import JobWorker, TaskOptions
+from moebox.tasks.score import family_scores, solved_score
 from moebox.tasks.tools import ToolServerDied
-from moebox.units import plural
+from moebox.units import format_count, format_seconds, format_tok_s, plural
 
 Jobs = tuple[JobName, ...]
 MAX_SEED = 10**6
@@ -46,6 +52,8 @@ UNUSED: dict[str, tuple[str, str]] = {
 }
 THINKING = {"auto": None, "yes": True, "no": False}
 KEY_FOR_CLIENT = "MOEBOX_ENDPOINT_KEY"  # the variable in which a real client finds the key
+SHOWN = 12  # finished jobs in the live view
+INDENT, MAX_LINES = 4, 4  # of the reason below a job; its transcript has all of it
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,3 +261,101 @@ def _run_harbor(dataset: str, endpoint: Endpoint, jobs: int, options: TaskOption
     runner.save_task_run(done, run)
     run.release_lock()
     return show_scores(done, run, jobs=results, json=json)
+
+
+class TaskView(LiveDisplay):
+    """Follows jobs of several threads."""
+
+    def __init__(self, task_run: TaskRun, *, quiet: bool) -> None:
+        self.console = stdout_console()
+        self.quiet, self.total, self.before = quiet, len(task_run.wanted), len(task_run.finished_results)
+        self.running: dict[str, tuple[float, int, str]] = {}  # job: start, turns, current tool
+        self.done: list[JobResult] = []
+        self.lock = threading.Lock()
+
+    def print_final(self) -> None:
+        """Print every job, and the reason if it is not solved."""
+        print_jobs(self.done)
+
+    def job_began(self, name: JobName) -> None:
+        with self.lock:
+            self.running[name.id] = (time.monotonic(), 0, "")
+
+    def turn_ended(self, name: JobName, turn: TurnRecord) -> None:
+        """Show a job's turn and its last tool."""
+        tool = turn.calls[-1].tool if turn.calls else "…"
+        with self.lock:
+            self.running[name.id] = (self.running[name.id][0], turn.number, tool)
+
+    def job_ended(self, result: JobResult) -> None:
+        with self.lock:
+            self.running.pop(result.id, None)
+            self.done.append(result)
+        if not self.live and not self.quiet:
+            print_jobs([result])
+
+    def __rich__(self) -> RenderableType:
+        with self.lock:
+            rows: list[Part] = [job_line(result, stdout_console().width) for result in self.done[-SHOWN:]]
+            now = time.monotonic()
+            for name, (since, turns, tool) in self.running.items():
+                rows.append((f"· {name:<24} {format_seconds(now - since):>7}  turn {turns} {tool}", "dim"))
+            solved = sum(result.solved for result in self.done)
+            head = f"{len(self.done) + self.before} of {self.total} jobs, {solved} solved"
+        return make_group(*rows, (head, "bold"))
+
+
+def print_jobs(results: Iterable[JobResult]) -> None:
+    print_parts(*(job_line(result, stdout_console().width) for result in results))
+
+
+def show_scores(task_run: TaskRun, run: Run, *, jobs: Iterable[JobResult] = (), json: bool) -> int:
+    """Print `jobs` and scores by family, the sum, unfinished jobs, and the path of the transcripts.
+
+    The exit code is good if a job was solved.
+    """
+    results = task_run.finished_results
+    solved, families, left = solved_score(results), family_scores(results), task_run.unfinished_jobs
+    document = {name: getattr(task_run, name) for name in ("url", "model", "agent", "agent_version", "api", "sandbox")}
+    document |= {"solved": solved, "families": families, "left": [name.id for name in left], "jobs": task_run.results}
+
+    def show() -> None:
+        print_jobs(jobs)
+        rows = [
+            (
+                f"{row.family} {row.level}",
+                row.solved.text,
+                *(f"{score.share * 100:.0f}%" if score.trials else "" for score in (row.hidden, row.valid_calls)),
+                f"{row.turns:.0f}",
+                format_count(round(row.output_tokens)),
+                format_seconds(row.seconds),
+                format_tok_s(row.tok_s).removesuffix(" tok/s") if row.tok_s else "",
+            )
+            for row in families
+        ]
+        if rows:
+            heads = ("family", "solved", "tests", "calls ok", "turns", "tokens", "time", "tok/s")
+            print_parts("", make_table(heads, rows, left_columns=("family",), gap=1))
+        print_lines([f"solved: {solved.text}"])
+        if left:
+            print_lines([f"{plural(len(left), 'job')} unfinished: moebox task --resume {run.id}"])
+        print_note(f"transcripts: {run.path / 'tasks'}")
+
+    return print_result(json, {**document, "run": str(run.path)}, show, good=any(each.solved for each in results))
+
+
+def job_line(result: JobResult, width: int = 80) -> Text:
+    """Return one line for a job; below it the reason if it is not solved, in lines of at most `width` columns."""
+    mark, style = VERDICT_MARKS["pass" if result.solved else "skip" if result.end in UNFINISHED else "fail"]
+    reason = ""
+    if result.end in UNFINISHED:
+        reason = f"left for --resume: {END_TITLES[result.end]}"
+    elif result.wrong:
+        turn = f"turn {result.wrong_turn}: " if result.wrong_turn else ""
+        reason = turn + " ".join(result.wrong.split())
+    passed, total = result.hidden_tests
+    took, turns = format_seconds(result.seconds), plural(len(result.turns), "turn")
+    text = Text(f"{mark} {result.id:<24} {took:>7}  {turns:>8}  {passed}/{total} tests", style=style)
+    for line in textwrap.wrap(reason, max(width - INDENT, 20), max_lines=MAX_LINES, placeholder=" …"):
+        text.append(f"\n{' ' * INDENT}{line}", style="dim")
+    return text

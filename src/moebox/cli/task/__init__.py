@@ -1,1 +1,0 @@
-"""`moebox task`: the command (`command`), and its live table and scores (`view`)."""
