@@ -137,7 +137,7 @@ def test_a_stream_that_waits_for_anothers_end_differs_from_one_that_is_only_late
 )
 def test_a_token_shared_by_chance_is_no_cached_prompt(prompt: int, known: int, wrong: bool) -> None:
     """SGLang's pages hold one token: one of 64 warm-up prompts began as another did, and ended a whole calibration."""
-    event = timing.StreamEvent({}, usage=(prompt, 1, known, 0))
+    event = timing.StreamEvent({}, usage=(prompt, 1, known))
     assert bool(timing.cache_problem(event)) == wrong
 
 

@@ -19,7 +19,7 @@ from moebox.errors import BadInput, ExternalError
 from moebox.loose import Json
 from moebox.stream import sockets
 from moebox.stream.body import retry_after_s
-from moebox.stream.exchange import StreamReply, send_request
+from moebox.stream.exchange import StreamExchange, StreamReply
 
 MAX_TEMPLATE_TOKENS = 8192  # of a chat template; a server that reports more does not count
 MAX_PROBE_EVENTS = 10_000  # of a reply to a request for a few tokens
@@ -118,7 +118,7 @@ def _ask_tokens(
         left = until - time.monotonic()
         if left <= 0:
             raise ExternalError(f"{endpoint.base_url}: not over in the time that load.timeout_s gives it")
-        reply = send_request(
+        exchange = StreamExchange(
             endpoint,
             body,
             path=api_path(api),
@@ -127,6 +127,7 @@ def _ask_tokens(
             total_s=left,
             most_events=MAX_PROBE_EVENTS,
         )
+        reply = exchange.read_reply()
         header = reply.headers.get("retry-after", "").encode()
         pause = retry_after_s({b"retry-after": header}) if reply.status in (429, 503) else None
         if pause is None or pause > min(MAX_PAUSE_S, until - time.monotonic()):

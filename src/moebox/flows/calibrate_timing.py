@@ -110,7 +110,7 @@ def record_stream(target: TimedEngine, body: Json, out: TokenTimes) -> None:
 
 def cache_problem(event: StreamEvent) -> str:
     """An error if the usage shows that the prompt came from a cache, or ""."""
-    prompt, _, known, _ = event.usage or (0, 0, 0, 0)
+    prompt, _, known = event.usage or (0, 0, 0)
     wrong = known > max(CACHED * prompt, CHANCE)
     return f"{known:,} of {prompt:,} prompt tokens came from the server's prefix cache" if wrong else ""
 

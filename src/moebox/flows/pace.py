@@ -18,7 +18,7 @@ from moebox.core.verdict import Gain
 from moebox.errors import ExternalError
 from moebox.phantom.questions import draw_question
 from moebox.stream.awake import AwakeClock
-from moebox.stream.exchange import StreamReply, send_request
+from moebox.stream.exchange import StreamExchange, StreamReply
 
 ROUNDS = 5  # measurements per setting: the fewest that make a useful interval
 WARM = 1  # discarded rounds: graphs are captured and caches filled by the first
@@ -94,7 +94,9 @@ class SpeedMeter:
 
     def _send(self, bodies: list[dict[str, object]]) -> list[StreamReply]:
         bodies = [{**body, "ignore_eos": True} for body in bodies] if self.full_length else bodies
-        return list(self._pool.map(lambda body: send_request(self.endpoint, body, timeout_s=PATIENCE_S), bodies))
+        return list(
+            self._pool.map(lambda body: StreamExchange(self.endpoint, body, timeout_s=PATIENCE_S).read_reply(), bodies)
+        )
 
     @property
     def is_settled(self) -> bool:

@@ -1,7 +1,7 @@
 """One streamed request, timed when its bytes arrive.
 
-`send_request` sends one and reads the whole reply, `StreamExchange` yields its events as they come. Times are the
-kernel's receive timestamps if it has them. The load generator uses the same parts (bench/generator).
+`StreamExchange` yields the events of a reply as they come. Times are the kernel's receive timestamps if it has them.
+The load generator uses the same parts (bench/generator).
 """
 
 from collections.abc import Coroutine

@@ -75,11 +75,6 @@ class ResponseBody:
         return self.state == BodyState.SIZE and not self._raw and self._events.at_boundary
 
     @property
-    def missing_bytes(self) -> int:
-        """Bytes that are missing from a body of known length."""
-        return self._left if self.state == BodyState.LENGTH else 0
-
-    @property
     def keep_alive(self) -> bool:
         """The connection may carry another request."""
         closes = self.headers.get(b"connection", b"").lower() == b"close"
@@ -115,8 +110,8 @@ class ResponseBody:
         """The connection closed: return the data of an event that lacked only its blank line."""
         if self.state == BodyState.CLOSE:
             self.state = BodyState.OVER
-        if self.missing_bytes:
-            self.problem = self.problem or f"the body ended {self.missing_bytes:,} bytes short of its content-length"
+        if self.state == BodyState.LENGTH:
+            self.problem = self.problem or f"the body ended {self._left:,} bytes short of its content-length"
         return [data for _, data in self._events.close()]
 
     def _read_head(self, data: bytes) -> bytes:

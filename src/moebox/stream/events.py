@@ -21,14 +21,14 @@ _decode = msgspec.json.Decoder().decode
 
 
 class StreamEvent(NamedTuple):
-    """One decoded event. `usage` is (prompt, completion, cached, reasoning) tokens, -1 if not reported."""
+    """One decoded event. `usage` is (prompt, completion, cached) tokens, -1 if not reported."""
 
     data: Json
     kind: int = 0
     text: str = ""
     finish: str = ""
     error: str = ""
-    usage: tuple[int, int, int, int] | None = None
+    usage: tuple[int, int, int] | None = None
     silent: bool = False  # an empty delta, as for a token without text
 
 
@@ -119,15 +119,14 @@ def _error_text(value: Any) -> str:
     return printable_line(hide_in_error(str(value))[:300])
 
 
-def _decode_usage(value: Any) -> tuple[int, int, int, int] | None:
+def _decode_usage(value: Any) -> tuple[int, int, int] | None:
     if not isinstance(value, dict):
         return None
-    prompt, output = value.get("prompt_tokens_details"), value.get("completion_tokens_details")
+    details = value.get("prompt_tokens_details")
     return (
         _token_count(value.get("prompt_tokens")),
         _token_count(value.get("completion_tokens")),
-        _token_count(prompt.get("cached_tokens")) if isinstance(prompt, dict) else -1,
-        _token_count(output.get("reasoning_tokens")) if isinstance(output, dict) else -1,
+        _token_count(details.get("cached_tokens")) if isinstance(details, dict) else -1,
     )
 
 

@@ -5,7 +5,7 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Self, TypedDict, Unpack
+from typing import Self
 
 from moebox.core.endpoint import Endpoint, ToolCall
 from moebox.errors import ExternalError
@@ -31,6 +31,7 @@ class StreamReply:
 class StreamExchange:
     """A request in progress: iterate for (seconds since sent, event) pairs, close to cancel.
 
+    `target` is used instead of the endpoint's URL if TLS needs settings.
     Raise ExternalError if the server cannot be reached, hangs up before replying, is silent for `timeout_s`, or is not
     done after `total_s` or `most_events`.
     """
@@ -114,6 +115,21 @@ class StreamExchange:
             self.done = True
             yield at, whole
 
+    def read_reply(self) -> StreamReply:
+        """Read the reply to its end, and close."""
+        with self:
+            events = list(self)
+        usage = next((event.usage for _, event in reversed(events) if event.usage), (-1, -1))
+        prompt, completion, *_ = (count if count >= 0 else None for count in usage)
+        return StreamReply(
+            status=self.status,
+            error=next((event.error for _, event in events if event.error), ""),
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            times_s=tuple(at for at, event in events if event.kind),
+            headers=self.headers,
+        )
+
     def _read_bytes(self) -> tuple[bytes, float]:
         """The next bytes, and when they came: by the kernel's timestamp if it has one. No bytes at the end."""
         left = self._until - time.monotonic()
@@ -134,33 +150,6 @@ class StreamExchange:
             return b"", (time.monotonic_ns() - self._sent) / 1e9
         except OSError as problem:
             raise ExternalError(f"{self._where}: {problem.strerror or problem}") from None
-
-
-class ExchangeOptions(TypedDict, total=False):
-    """Optional arguments of StreamExchange."""
-
-    path: str
-    timeout_s: float
-    total_s: float
-    most_events: int
-    headers: dict[str, str] | None
-    target: sockets.SocketAddress | None  # used instead of the endpoint's URL if TLS needs settings
-
-
-def send_request(endpoint: Endpoint, body: Mapping[str, object], **options: Unpack[ExchangeOptions]) -> StreamReply:
-    """Send a request and read its reply to the end."""
-    with StreamExchange(endpoint, body, **options) as exchange:
-        events = list(exchange)
-        usage = next((event.usage for _, event in reversed(events) if event.usage), (-1, -1))
-        prompt, completion, *_ = (count if count >= 0 else None for count in usage)
-        return StreamReply(
-            status=exchange.status,
-            error=next((event.error for _, event in events if event.error), ""),
-            prompt_tokens=prompt,
-            completion_tokens=completion,
-            times_s=tuple(at for at, event in events if event.kind),
-            headers=exchange.headers,
-        )
 
 
 def join_tool_calls(events: Iterable[Json]) -> tuple[ToolCall, ...]:

@@ -166,23 +166,18 @@ def receive_time(ancillary: Sequence[tuple[int, int, bytes]], offset: int, since
 
 
 def request_head(
-    target: SocketAddress,
-    path: str,
-    *,
-    length: int | None = None,
-    headers: dict[str, str] | None = None,
-    accept: str = "",
+    target: SocketAddress, path: str, *, length: int, headers: dict[str, str], accept: str = "*/*"
 ) -> bytes:
-    """The head of a request; a POST if there is a body of `length` bytes."""
+    """The head of a POST with a JSON body of `length` bytes."""
     lines = [
-        f"{'GET' if length is None else 'POST'} {target.prefix}{path} HTTP/1.1",
+        f"POST {target.prefix}{path} HTTP/1.1",
         f"Host: {target.authority}",
         f"User-Agent: moebox (pid {os.getpid()})",
-        f"Accept: {accept or '*/*'}",
+        f"Accept: {accept}",
+        "Content-Type: application/json",
+        f"Content-Length: {length}",
     ]
-    if length is not None:
-        lines += ["Content-Type: application/json", f"Content-Length: {length}"]
-    for name, value in (headers or {}).items():
+    for name, value in headers.items():
         text = f"header {name!r} contains characters that HTTP does not allow"
         refuse_if(any(c in name + value for c in "\r\n\0") or not (name + value).isascii(), text)
         lines.append(f"{name}: {value}")

@@ -209,7 +209,7 @@ class _ChatParts(ReplyParts):
             self.reasoning.append(event.text)
         self.finish = event.finish or self.finish
         if event.usage:
-            prompt, completion, cached, *_ = event.usage
+            prompt, completion, cached = event.usage
             if cached < 0:  # llama.cpp reports the tokens found in its slot beside the usage
                 reused = get_number(event.data, "timings.cache_n")
                 cached = -1 if reused is None or reused < 0 else int(reused)

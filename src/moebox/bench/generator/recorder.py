@@ -24,7 +24,7 @@ class ReplyRecorder:
 
     __slots__ = (
         "_decode_all", "body", "cached_tokens", "completion_tokens", "counts", "done", "done_at", "error",
-        "estimated_count", "event_count", "finish_reason", "keep_text", "kinds", "prompt_tokens", "reasoning_tokens",
+        "estimated_count", "finish_reason", "keep_text", "kinds", "prompt_tokens",
         "sent_at", "silent_times", "sizes", "template", "texts", "times",
     )  # fmt: skip
 
@@ -36,13 +36,12 @@ class ReplyRecorder:
         self.sent_at = sent_at  # nothing of the reply can have arrived before
         self.silent_times: list[int] = []  # arrivals of events with an empty delta, or of the finish: no text
         self.counts: list[int] = []  # completion tokens so far, if the server reports them in each event
-        self.event_count = 0  # of any kind, without comments
         self.estimated_count = 0  # events whose time is only known to lie between two others
         self.finish_reason = ""
         self.error = ""
         self.done = False  # [DONE] arrived
         self.done_at = 0
-        self.completion_tokens = self.prompt_tokens = self.cached_tokens = self.reasoning_tokens = -1  # -1: unknown
+        self.completion_tokens = self.prompt_tokens = self.cached_tokens = -1  # -1: unknown
         self.keep_text = keep_text
         self.texts: list[str] = []
         self.template: EventTemplate | None = None  # of the previous event, if it can recognize the next one
@@ -81,7 +80,6 @@ class ReplyRecorder:
         missing = len(self.times) - len(self.kinds)
         if missing and self.template is not None:
             self.kinds.frombytes(bytes((self.template.kind,)) * missing)
-            self.event_count += missing
 
     def record_segment(self, segment: bytes, time: int, since: int = 0) -> None:
         """Record one segment of any content; `since` as in `take_fast`."""
@@ -166,7 +164,6 @@ class ReplyRecorder:
         self.times.extend([time] * count)
         self.kinds.frombytes(bytes((kind,)) * count)
         self.sizes.extend(sizes)
-        self.event_count += count
 
     def close(self, time: int) -> None:
         """Finish the record when the connection closed; an event that lacks only its blank line still counts."""
@@ -198,21 +195,18 @@ class ReplyRecorder:
         if event is None:
             self.error = self.error or f"neither events nor JSON came back: {decode_reply(payload)[:60]!r}"
             return
-        self.event_count = 1
         self.error = event.error or "a whole JSON reply came instead of a stream"
 
     def _take_payloads(self, payloads: Sequence[bytes], time: int, *, connection_closed: bool = False) -> None:
         for payload in payloads:
-            self.event_count += 1
             if not self.done and is_done_mark(payload):
                 self.done, self.done_at, self.template = True, time, None
             if self.done:  # what follows is not part of the reply
                 continue
             event = decode_event(payload)
             if event is None:
-                if connection_closed:  # half an event: the stream was cut, which `done` and `finish_reason` show
-                    self.event_count -= 1
-                elif not self.error:
+                # Half an event at the end means that the stream was cut, which `done` and `finish_reason` show.
+                if not self.error and not connection_closed:
                     self.error = f"an event that is not JSON: {decode_reply(payload)[:60]!r}"
                 continue
             self._add_event(event, len(payload), time)
@@ -227,9 +221,7 @@ class ReplyRecorder:
         if event.finish:
             self.finish_reason = event.finish
         if event.usage:
-            prompt, completion, cached, reasoning = event.usage
-            self.prompt_tokens, self.completion_tokens = prompt, completion
-            self.cached_tokens, self.reasoning_tokens = cached, reasoning
+            self.prompt_tokens, self.completion_tokens, self.cached_tokens = event.usage
         if event.kind:
             if event.usage:
                 self._decode_all, self.template = True, None
