@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from moebox.bench.command import bench_flags
 from moebox.bench.search import parse_slo
 from moebox.cli import main
-from moebox.cli.bench.args import BenchArgs, BenchPlan, make_bench_plan, parse_counts
+from moebox.cli.bench import BenchArgs, BenchPlan, make_bench_plan, parse_counts
 from moebox.cli.flags import Settings
 from moebox.core import result
 from moebox.core.measure import Load, Slo, Workload

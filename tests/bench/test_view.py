@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from moebox.bench.generator.job import LoadProgress
-from moebox.cli.bench.results import LiveLine, group_errors, print_results, sparkline, time_left
+from moebox.cli.bench_results import LiveLine, group_errors, print_results, sparkline, time_left
 
 FIGURES = {
     "request_rate": "inf",

@@ -12,7 +12,7 @@ import pytest
 from moebox import codec
 from moebox.cli import COMMANDS, main
 from moebox.cli.app import build_app
-from moebox.cli.bench.args import BenchArgs, BenchSettings, make_bench_plan
+from moebox.cli.bench import BenchArgs, BenchSettings, make_bench_plan
 from moebox.cli.compare import CompareSettings
 from moebox.cli.task import AgentSettings
 from moebox.core import catalogue

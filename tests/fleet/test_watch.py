@@ -11,7 +11,7 @@ import pytest
 
 from moebox import http
 from moebox.cli import main
-from moebox.cli.bench.results import sparkline
+from moebox.cli.bench_results import sparkline
 from moebox.cli.watch import look_line, watch_page
 from moebox.core.endpoint import endpoint_from_url
 from moebox.core.verdict import CheckVerdict

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from moebox.cli import flags
-from moebox.cli.bench.results import sparkline
+from moebox.cli.bench_results import sparkline
 from moebox.cli.display import LiveDisplay, make_grid, make_group
 from moebox.cli.flags import AsJson, KeyEnv, ServedModel
 from moebox.cli.output import Part, View, exit_code, print_json, print_note, print_parts, stdout_console
