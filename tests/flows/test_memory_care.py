@@ -12,7 +12,7 @@ from moebox.errors import AnswerIsNo
 from moebox.flows.recipes import load_recipe
 from moebox.flows.trials import climb
 from moebox.flows.walk import memory_problem
-from moebox.serve import oom
+from moebox.serve import order
 from moebox.store import Run
 
 from .pipelines import events, gone
@@ -34,7 +34,7 @@ def test_what_ran_out_of_memory_is_never_started_again(recipe: Recipe, tmp_path:
     """One start, the words "out of memory", and no longer context is tried; nor by a resumed climb."""
     counter = tmp_path / "memory.events"
     counter.write_text("oom_kill 0\n")
-    monkeypatch.setattr(oom, "oom_counter_files", lambda: [str(counter)])
+    monkeypatch.setattr(order, "oom_counter_files", lambda: [str(counter)])
     monkeypatch.setenv("MOEBOX_ORACLE_OOM", f"{counter},8192")  # two slots of 4,096
     run = Run.create("climb")
     summit = climb(recipe, run, effort=LIGHT)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from moebox.serve import oom
+from moebox.serve import guard
 from moebox.serve.faults import describe_exit
 
 DIES = "import os, pathlib, signal, sys; {}; os.kill(os.getpid(), signal.SIGKILL)"
@@ -60,16 +60,16 @@ def test_the_kernels_kill_differs_from_a_users(tmp_path: Path):
 
 def test_this_machine_counts():
     """A file with a count is found here, whatever control groups there are."""
-    files = oom.oom_counter_files()
+    files = guard.oom_counter_files()
 
     assert files
-    assert oom.count_oom_kills(files) >= 0
+    assert guard.count_oom_kills(files) >= 0
 
 
 @pytest.mark.siege
 def test_a_real_kill_for_memory_is_recognised(tmp_path: Path):
     """An engine that takes more than its control group allows, where this may make one."""
-    group = Path(oom.GROUPS, "memory" if Path(oom.GROUPS, "memory").is_dir() else "", f"moebox-siege-{os.getpid()}")
+    group = Path(guard.GROUPS, "memory" if Path(guard.GROUPS, "memory").is_dir() else "", f"moebox-siege-{os.getpid()}")
     try:
         group.mkdir()
     except OSError as problem:

@@ -25,7 +25,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from moebox.serve import oom
 from moebox.serve.agent import list_descendants, read_first_line
 from moebox.store.log import EngineLog
 
@@ -35,6 +34,8 @@ CAPS_FILE = "power.json"  # beside the log: power caps of GPUs to restore, if mo
 CHUNK = 1 << 20
 CLEAN_S = 30.0  # at most, until killed processes are gone
 DRAIN_S = 2.0  # to read the rest of the pipe after the last process has gone
+GROUPS = "/sys/fs/cgroup"
+OOM_KILLS = "oom_kill"  # counter in cgroup v2's memory.events, v1's memory.oom_control and vmstat alike
 
 # Signals that stop an engine, and how long to wait after each. vLLM needs some seconds to free eight GPUs.
 STOP_SIGNALS: tuple[tuple[signal.Signals, float], ...] = (
@@ -100,8 +101,8 @@ class Guard:
         self.detached = False
         self.output = -1
         self.secrets = [secret.encode() for secret in config.secrets if secret]
-        self.oom_files = list(config.oom_files) or oom.oom_counter_files()
-        self.oom_kills = oom.count_oom_kills(self.oom_files)
+        self.oom_files = list(config.oom_files) or oom_counter_files()
+        self.oom_kills = count_oom_kills(self.oom_files)
         self.unflushed = b""  # the end of the last block, if it may be the start of a secret
         for lease in config.leases:  # held by this process, not by the engine
             os.set_inheritable(lease, False)
@@ -128,8 +129,8 @@ class Guard:
         handlers: dict[int, Callable[[int], bool]] = {
             sys.stdin.fileno(): self.handle_commands,
             signal_pipe: self.handle_signals,
+            self.output: lambda _: self.copy_output(),
         }
-        handlers[self.output] = lambda _: self.copy_output()
         poll = select.poll()
         for source in handlers:
             poll.register(source, select.POLLIN)
@@ -226,7 +227,7 @@ class Guard:
             if pid == self.state.engine:
                 self.state.code = os.waitstatus_to_exitcode(status)
                 if self.state.code != 0 and "SIGKILL" not in self.state.signals:
-                    self.state.oom = oom.count_oom_kills(self.oom_files) > self.oom_kills
+                    self.state.oom = count_oom_kills(self.oom_files) > self.oom_kills
 
     def clean_up(self) -> None:
         """Kill the engine's descendants, read the rest of their output, and remove its container."""
@@ -278,9 +279,8 @@ def spawn_engine(config: GuardConfig) -> tuple[int, int]:
         except OSError as problem:
             os.write(error_writer, f"{problem.errno} {problem.strerror}".encode())
         except ValueError as problem:  # a NUL, a name with "=", a character outside the locale
-            os.write(
-                error_writer, f"0 an argument or variable cannot be passed on ({problem})".encode(errors="replace")
-            )
+            text = f"0 an argument or variable cannot be passed on ({problem})"
+            os.write(error_writer, text.encode(errors="replace"))
         finally:  # otherwise the fork would run on as a second guard
             os._exit(127)
     os.close(write)
@@ -317,6 +317,38 @@ def prctl(option: int, value: int) -> None:
     """Call prctl(2), if there is one (Linux)."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def oom_counter_files() -> list[str]:
+    """The counters of out-of-memory kills in this process's control group, or the machine's if it has none.
+
+    The machine's also rises when an unrelated process is killed.
+    """
+    places: list[Path] = []
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            inside = path.lstrip("/")
+            if not controllers:
+                places += [Path(GROUPS, inside, "memory.events"), Path(GROUPS, "memory.events")]
+            elif "memory" in controllers.split(","):
+                # a container often sees its own group as the root
+                places += [Path(GROUPS, "memory", inside, "memory.oom_control")]
+                places += [Path(GROUPS, "memory", "memory.oom_control")]
+    return [str(path) for path in places if _read_counter(path) is not None] or ["/proc/vmstat"]
+
+
+def count_oom_kills(files: list[str]) -> int:
+    return sum(_read_counter(Path(name)) or 0 for name in files)
+
+
+def _read_counter(path: Path) -> int | None:
+    with contextlib.suppress(OSError, ValueError):
+        for line in path.read_text().splitlines():
+            name, _, value = line.partition(" ")
+            if name == OOM_KILLS:
+                return int(value)
+    return None
 
 
 def open_signal_pipe() -> int:

@@ -19,8 +19,8 @@ from moebox.environment import chosen_environment
 from moebox.errors import BadInput, ExternalError, Unsupported
 from moebox.hub.client import find_snapshot
 from moebox.redact import key_spellings
-from moebox.serve import installs, oom, preflight, state
-from moebox.serve.guard import GuardConfig
+from moebox.serve import installs, preflight, state
+from moebox.serve.guard import GuardConfig, oom_counter_files
 from moebox.site import read_site
 from moebox.store import Run
 
@@ -178,7 +178,7 @@ def start_engine_guard(
         state_path=str(state.guard_state_path(name)),
         cwd=os.getcwd(),
         leases=leases,
-        oom_files=tuple(oom.oom_counter_files()),
+        oom_files=tuple(oom_counter_files()),
         stop_signals=tuple(stop_signals),
         cleanup_argv=("scancel", prepared.job) if prepared.job else remove_container,
     )
