@@ -353,7 +353,7 @@ def test_of_equal_forecasts_the_one_with_several_slots_is_chosen() -> None:
     model, checkpoints = facts("kimi-k2.6")
     several = choose.search_candidates(EIGHT, model, checkpoints, constraints)[1][0]
     recipe = replace(several.recipe, max_seqs=1)
-    single = replace(several, candidate=replace(several.candidate, recipe=recipe))
+    single = replace(several, recipe=recipe)
 
     assert single.score == several.score
     assert choose.rank_by_worth([single, several]) == [several, single]

@@ -19,7 +19,7 @@ from moebox.detect.declared import parse_box
 from moebox.errors import DoesNotFit
 from moebox.planner import choose, explain, prefer
 from moebox.planner.constraints import Constraints
-from moebox.planner.rate import RatedCandidate
+from moebox.planner.rate import Candidate
 from moebox.planner.speed import Speed
 from tests.sampling import one_in
 
@@ -27,7 +27,7 @@ GPUS = ("rtx-pro-6000-server", "h200", "b200", "b300", "rtx-3090")
 MODELS = ("kimi-k2.6", "glm-5.1", "gpt-oss-120b", "qwen3-235b", "qwen3.5-397b", "minimax-m2.5")
 
 
-def best(box: Box, model: str, constraints: Constraints) -> RatedCandidate | None:
+def best(box: Box, model: str, constraints: Constraints) -> Candidate | None:
     """Return the choice, or None if nothing fits."""
     known = catalogue.find_model(model)
     _, fitting = choose.search_candidates(box, known, catalogue.published_checkpoints(model), constraints)
@@ -165,7 +165,7 @@ def test_an_unverified_checkpoint_is_never_chosen() -> None:
     bold = best(box, "kimi-k2.6", Constraints(bold=True))
     assert bold is not None
     assert not bold.checkpoint.unverified
-    assert bold.checkpoint.bits_per_weight(bold.model) >= prefer.LEAST_BITS
+    assert bold.checkpoint.bits_per_weight(bold.query.model) >= prefer.LEAST_BITS
     named = best(box, "kimi-k2.6", Constraints(checkpoint="smol-IQ3_KS"))
     assert named is not None
     assert named.checkpoint.unverified

@@ -4,9 +4,8 @@ Recipes come in tiers. Tier 0 is the plainest start: native weights, no draft, b
 Higher tiers add decode context parallelism, an fp8 cache, expert parallelism, the patched image and drafts.
 """
 
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from moebox.core import families, registry
 from moebox.core.box import Box
@@ -27,7 +26,8 @@ from moebox.planner.constraints import (
     hybrid_engines,
 )
 from moebox.planner.layouts import possible_layouts
-from moebox.sizing.constants import GRAPH_ESTIMATE_ENV, memory_constant_bytes, reserved_bytes, visible_bytes
+from moebox.planner.rate import Candidate, PlanQuery, limit_utilization
+from moebox.sizing.constants import GRAPH_ESTIMATE_ENV
 from moebox.sizing.layout import indivisible_layout
 
 START_CONTEXT = 65536  # where every first recipe starts ("Blackwell Shenanigans 001", the practical test sequence)
@@ -45,32 +45,17 @@ LEAST_BITS = 3.5
 UNPROVEN_TIER = 4  # engines with few published measurements come after the others
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """A recipe and how far it is from the plainest one."""
-
-    recipe: Recipe
-    checkpoint: Checkpoint
-    tier: int
-
-
-def make_candidates(
-    box: Box,
-    model: Model,
-    checkpoints: tuple[Checkpoint, ...],
-    constraints: Constraints,
-    engines: tuple[EngineName, ...],
-) -> Iterator[Candidate]:
+def make_candidates(query: PlanQuery, engines: tuple[EngineName, ...]) -> Iterator[Candidate]:
     for engine in engines:
-        if not constraints.engine and reason_to_skip(engine, box, model):
+        if not query.constraints.engine and reason_to_skip(engine, query.box, query.model):
             continue
         traits = registry.engine_traits(engine)
         if traits.is_gpu_only:
             make_recipes = gpu_candidates
         else:
             make_recipes = expert_split_candidates if traits.splits_layers else ggml_candidates
-        for checkpoint in usable_checkpoints(checkpoints, engine, constraints):
-            yield from make_recipes(box, model, checkpoint, engine, constraints)
+        for checkpoint in usable_checkpoints(query.checkpoints, engine, query.constraints):
+            yield from make_recipes(query, checkpoint, engine)
 
 
 def reason_to_skip(engine: EngineName, box: Box, model: Model) -> str:
@@ -123,13 +108,12 @@ def usable_checkpoints(
     return tuple(usable)
 
 
-def gpu_candidates(
-    box: Box, model: Model, checkpoint: Checkpoint, engine: EngineName, constraints: Constraints
-) -> Iterator[Candidate]:
+def gpu_candidates(query: PlanQuery, checkpoint: Checkpoint, engine: EngineName) -> Iterator[Candidate]:
     """Yield recipes of an engine that serves from GPUs alone."""
+    box, model, constraints = query.box, query.model, query.constraints
     base, bold = base_recipe(model, checkpoint, engine, constraints), constraints.bold
     gpus, traits = box.all_gpus, registry.engine_traits(engine)
-    for parallel in possible_layouts(box, model, checkpoint, engine, constraints):
+    for parallel in possible_layouts(query, checkpoint, engine):
         used = box.largest_gpus(parallel.gpu_count)
         generations = {gpus[index].generation for index in used}
         for preset in image_presets(generations, model, engine, constraints):
@@ -158,15 +142,15 @@ def gpu_candidates(
                         env=env,
                         flags=flags,
                     )
-                    tier = recipe_tier(recipe, checkpoint, constraints, box)
-                    yield Candidate(recipe=recipe, checkpoint=checkpoint, tier=tier)
+                    tier = recipe_tier(query, recipe, checkpoint)
+                    yield Candidate(query=query, recipe=recipe, checkpoint=checkpoint, tier=tier)
 
 
-def recipe_tier(recipe: Recipe, checkpoint: Checkpoint, constraints: Constraints, box: Box) -> int:
+def recipe_tier(query: PlanQuery, recipe: Recipe, checkpoint: Checkpoint) -> int:
     """Return how far a recipe is from the plainest; what the user constrained does not count."""
-    parallel, preset, per_node = recipe.parallel, recipe.runtime.preset, len(box.gpus)
-    usual_kv = "fp8" if preset == "community" else "bf16"
-    uneven = parallel.gpu_count < per_node * box.nodes or (parallel.pp > 1 and parallel.tp < per_node)
+    parallel, preset, constraints = recipe.parallel, recipe.runtime.preset, query.constraints
+    usual_kv, per_node = "fp8" if preset == "community" else "bf16", len(query.box.gpus)
+    uneven = parallel.gpu_count < per_node * query.box.nodes or (parallel.pp > 1 and parallel.tp < per_node)
     steps = (
         (1, parallel.dcp > 1, constraints.dcp),
         (1, uneven, constraints.tp),
@@ -212,16 +196,6 @@ def base_recipe(model: Model, checkpoint: Checkpoint, engine: EngineName, constr
         tool_parser=traits.tool_parsers.get(tools, tools),
         reasoning_parser=traits.reasoning_parsers.get(thoughts, thoughts),
     )
-
-
-def limit_utilization(box: Box, used: tuple[int, ...], share: float) -> float:
-    """Return `share`, or less if other programs hold a part of a GPU."""
-    all_gpus = box.all_gpus
-    for gpu in {all_gpus[index] for index in used}:
-        visible = visible_bytes(gpu)
-        free = visible - reserved_bytes(gpu) - memory_constant_bytes("load", "margin")
-        share = min(share, math.floor(100 * free / visible) / 100)
-    return max(share, 0.01)
 
 
 def image_presets(generations: set[str], model: Model, engine: EngineName, constraints: Constraints) -> tuple[str, ...]:
@@ -301,10 +275,9 @@ def recipe_draft(deployment: Deployment, method: str) -> Speculate | None:
     return Speculate(method=method)
 
 
-def ggml_candidates(
-    box: Box, model: Model, checkpoint: Checkpoint, engine: EngineName, constraints: Constraints
-) -> Iterator[Candidate]:
+def ggml_candidates(query: PlanQuery, checkpoint: Checkpoint, engine: EngineName) -> Iterator[Candidate]:
     """Yield recipes of llama.cpp and ik_llama.cpp: every micro-batch with as many expert layers on GPUs as fit."""
+    box, model, constraints = query.box, query.model, query.constraints
     # Too few bits come last, and of those the most bits first: quality falls faster than speed rises.
     missing_bits = max(0.0, LEAST_BITS - checkpoint.bits_per_weight(model))
     tier = 5 + round(10 * missing_bits) if missing_bits else 0
@@ -333,9 +306,9 @@ def ggml_candidates(
         if counts is None:
             counts = placement.expert_counts_that_fit(box, model, checkpoint, recipe)
             for over_nodes in placement.multi_node_recipes(box, model, checkpoint, recipe):
-                yield Candidate(recipe=over_nodes, checkpoint=checkpoint, tier=tier + 1)
+                yield Candidate(query=query, recipe=over_nodes, checkpoint=checkpoint, tier=tier + 1)
         placed = placement.with_expert_layers(box, model, recipe, counts)
-        yield Candidate(recipe=placed, checkpoint=checkpoint, tier=tier)
+        yield Candidate(query=query, recipe=placed, checkpoint=checkpoint, tier=tier)
 
 
 def _decode_threads(box: Box, constraints: Constraints) -> int | None:
@@ -343,10 +316,9 @@ def _decode_threads(box: Box, constraints: Constraints) -> int | None:
     return constraints.threads or (max(1, box.cpu.cores - 1) if box.cpu.cores else None)
 
 
-def expert_split_candidates(
-    box: Box, model: Model, checkpoint: Checkpoint, engine: EngineName, constraints: Constraints
-) -> Iterator[Candidate]:
+def expert_split_candidates(query: PlanQuery, checkpoint: Checkpoint, engine: EngineName) -> Iterator[Candidate]:
     """Yield recipes with as many experts of every layer on the GPUs as fit: over one GPU, or a power of two of them."""
+    box, model, constraints = query.box, query.model, query.constraints
     if not box.gpus or not model.moe:
         return
     traits = registry.engine_traits(engine)
@@ -367,7 +339,7 @@ def expert_split_candidates(
             hybrid=hybrid,
         )
         recipe = replace(recipe, batched_tokens=load_engine(engine).step_tokens(recipe))
-        deployment = Deployment.from_parts(recipe, model, checkpoint, box)
-        gpu_experts = load_engine(engine).max_gpu_experts(deployment)
-        recipe = replace(recipe, hybrid=replace(hybrid, gpu_experts=gpu_experts))
-        yield Candidate(recipe=recipe, checkpoint=checkpoint, tier=0 if is_proven else UNPROVEN_TIER)
+        tier = 0 if is_proven else UNPROVEN_TIER
+        candidate = Candidate(query=query, recipe=recipe, checkpoint=checkpoint, tier=tier)
+        gpu_experts = load_engine(engine).max_gpu_experts(candidate.deployment)
+        yield candidate.with_recipe(hybrid=replace(hybrid, gpu_experts=gpu_experts))

@@ -15,11 +15,11 @@ from moebox.planner.constraints import Constraints
 from moebox.planner.kv_tiers import describe_tiers
 from moebox.planner.rate import (
     PROMPT_TOKENS,
-    RatedCandidate,
+    Candidate,
+    PlanQuery,
     add_needed_flags,
     forecast_rows,
     raise_utilization,
-    rate_candidates,
 )
 
 
@@ -34,7 +34,7 @@ def choose_plan(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], con
     )
     tried, viable = search_candidates(box, model, checkpoints, constraints)
     if not viable:
-        raise no_fit.no_fit_error(box, model, checkpoints, constraints, tried)
+        raise no_fit.no_fit_error(PlanQuery(box, model, checkpoints, constraints), tried)
     best, *others = prefer_installed(rank_by_worth(viable), box)
     climb, runtime = viable_climb(best), best.recipe.runtime
     if box.engine_runtime(best.recipe.engine) == "embedded":
@@ -66,7 +66,7 @@ def choose_plan(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], con
     )
 
 
-def viable_climb(best: RatedCandidate) -> Climb:
+def viable_climb(best: Candidate) -> Climb:
     """Return what `moebox climb` may try from here: only what fits, and nothing over several nodes.
 
     Climbs start no engine over several nodes.
@@ -75,18 +75,13 @@ def viable_climb(best: RatedCandidate) -> Climb:
     first, *longer = recipe.climb.contexts
     if recipe.parallel.nodes > 1:
         return Climb(contexts=(first,), speculate=())
-    contexts = [first]
-    for context in longer:
-        longer_candidate = replace(best.candidate, recipe=replace(recipe, context=context))
-        if best.memory_with(longer_candidate).fits:
-            contexts.append(context)
+    contexts = [first, *(context for context in longer if best.with_recipe(context=context).memory.fits)]
     methods = recipe.climb.speculate
     for method in methods:
         if method in ("none", recipe.speculate and recipe.speculate.method):
             continue
-        draft = make_draft(best.model, method, recipe.runtime.preset)
-        drafted = replace(best.candidate, recipe=replace(recipe, speculate=draft))
-        if not replace(best, candidate=drafted, memory=best.memory_with(drafted)).is_viable:
+        draft = make_draft(best.query.model, method, recipe.runtime.preset)
+        if not best.with_recipe(speculate=draft).is_viable:
             methods = ()
             break
     return replace(recipe.climb, contexts=tuple(contexts), speculate=methods)
@@ -94,13 +89,13 @@ def viable_climb(best: RatedCandidate) -> Climb:
 
 def search_candidates(
     box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], constraints: Constraints
-) -> tuple[list[RatedCandidate], list[RatedCandidate]]:
+) -> tuple[list[Candidate], list[Candidate]]:
     """Return all candidates of the longest context at which something is viable, and the viable ones."""
+    query, engines = PlanQuery(box, model, checkpoints, constraints), possible_engines(box, constraints)
 
-    def at_context(context: int) -> tuple[list[RatedCandidate], list[RatedCandidate]]:
-        limited = replace(constraints, context=context)
-        found = make_candidates(box, model, checkpoints, limited, possible_engines(box, constraints))
-        rated = map(raise_utilization, rate_candidates(box, model, found, constraints))
+    def at_context(context: int) -> tuple[list[Candidate], list[Candidate]]:
+        found = make_candidates(query.with_constraints(context=context), engines)
+        rated = (raise_utilization(replace(each, query=query)) for each in found)  # by the constraints as given
         tried = [add_needed_flags(each) if each.memory.fits else each for each in rated]
         return tried, [candidate for candidate in tried if candidate.is_viable]
 
@@ -121,14 +116,14 @@ def search_candidates(
     return shortest
 
 
-def rank_by_worth(viable: list[RatedCandidate]) -> list[RatedCandidate]:
-    return sorted(viable, key=lambda rated: (prefer.discounted_figure(rated), rated.score), reverse=True)
+def rank_by_worth(viable: list[Candidate]) -> list[Candidate]:
+    return sorted(viable, key=lambda each: (prefer.discounted_figure(each), each.score), reverse=True)
 
 
-def prefer_installed(ranked: list[RatedCandidate], box: Box) -> list[RatedCandidate]:
+def prefer_installed(ranked: list[Candidate], box: Box) -> list[Candidate]:
     """Put the best candidate of an installed engine first if the forecast shows no difference from the best of all."""
     best = ranked[0]
-    if best.constraints.engine or box.engine_runtime(best.recipe.engine):
+    if best.query.constraints.engine or box.engine_runtime(best.recipe.engine):
         return ranked
     others = (other for other in ranked if box.engine_runtime(other.recipe.engine))
     same = (other for other in others if explain.compare_figures(other, best) == explain.NO_DIFFERENCE)

@@ -1,7 +1,7 @@
 """Why a recipe was chosen, how its rivals compare, and what was rejected: sentences from numbers."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import fields, replace
+from dataclasses import fields
 
 from moebox.core import families
 from moebox.core.plan import Alternative, PlanWarning
@@ -12,7 +12,7 @@ from moebox.engines.engine import load_engine
 from moebox.engines.support import support_text
 from moebox.planner import prefer
 from moebox.planner.candidates import START_CONTEXT, START_UTILIZATION
-from moebox.planner.rate import HIGHER_UTILIZATIONS, PROMPT_TOKENS, RatedCandidate
+from moebox.planner.rate import HIGHER_UTILIZATIONS, PROMPT_TOKENS, Candidate
 from moebox.planner.speed.links import describe_network
 from moebox.units import format_count, format_gb, format_gib, format_seconds, plural
 
@@ -22,17 +22,15 @@ NO_DIFFERENCE = "no difference that we can forecast"
 SETTINGS = {field.name for field in fields(Recipe)} - {"name", "memory_utilization", "env"}  # each is a choice
 IMAGE_SOURCE = "https://github.com/local-inference-lab/rtx6kpro"
 
-Kind = Callable[[RatedCandidate], bool]
+Kind = Callable[[Candidate], bool]
 
 
-def explain_choice(
-    best: RatedCandidate, others: list[RatedCandidate], tried: list[RatedCandidate], climb: Climb
-) -> tuple[str, ...]:
+def explain_choice(best: Candidate, others: list[Candidate], tried: list[Candidate], climb: Climb) -> tuple[str, ...]:
     """Return reasons for the choice, the most important first; `others` are viable, in order of worth."""
-    recipe, constraints, checkpoint, engine = best.recipe, best.constraints, best.checkpoint, best.recipe.engine
+    recipe, constraints, checkpoint, engine = best.recipe, best.query.constraints, best.checkpoint, best.recipe.engine
     kind = "as its makers published it" if checkpoint.native else "requantised"
-    bits = f"{checkpoint.bits_per_weight(best.model):.2f} bits a weight"
-    reasons = [f"{best.model.title} in {checkpoint.label}, {kind}: {format_gb(checkpoint.total_bytes)}, {bits}"]
+    bits = f"{checkpoint.bits_per_weight(best.query.model):.2f} bits a weight"
+    reasons = [f"{best.query.model.title} in {checkpoint.label}, {kind}: {format_gb(checkpoint.total_bytes)}, {bits}"]
     rival = _first_of(others, lambda other: other.recipe.engine != engine and other.recipe.hybrid is None)
     engine_reason = ""
     if constraints.engine:
@@ -55,8 +53,8 @@ def explain_choice(
         reasons.append(f"memory utilization {share}: it does not fit in {START_UTILIZATION} of each GPU")
     reasons.append(_explain_start(recipe, climb, bold=constraints.bold))
     if recipe.parallel.nodes > 1:
-        reasons.append(describe_network(best.box))
-    wanted = min(START_CONTEXT, best.model.context)
+        reasons.append(describe_network(best.query.box))
+    wanted = min(START_CONTEXT, best.query.model.context)
     if not constraints.context and recipe.context < wanted:
         reasons.append(f"context {format_count(recipe.context)}: {format_count(wanted)} does not fit")
     if best.speed.measured:
@@ -72,9 +70,9 @@ def _choice_over(chosen: str, rival: str, comparison: str) -> str:
     return f"{chosen} over {rival}{link}{comparison}"
 
 
-def _explain_layout(best: RatedCandidate, others: list[RatedCandidate]) -> str:
+def _explain_layout(best: Candidate, others: list[Candidate]) -> str:
     """Weights per GPU, the best other layout, and GPUs that stay free."""
-    parallel, total = best.recipe.parallel, len(best.box.all_gpus)
+    parallel, total = best.recipe.parallel, len(best.query.box.all_gpus)
     sizes = {format_gib(device.weights_total) for device in best.memory.devices if device.weights}
     most = format_gib(max(device.weights_total for device in best.memory.devices))
     text = f"{parallel.text} leaves {most if len(sizes) == 1 else f'up to {most}'} of weights on each GPU"
@@ -87,22 +85,22 @@ def _explain_layout(best: RatedCandidate, others: list[RatedCandidate]) -> str:
     return text
 
 
-def _explain_cache(best: RatedCandidate, tried: list[RatedCandidate]) -> str:
+def _explain_cache(best: Candidate, tried: list[Candidate]) -> str:
     """Why the cache is fp8 (bf16 is refused or holds less), or why fp8 is refused; "" otherwise."""
     if best.recipe.kv != "fp8":
         rounded = (other for other in tried if other.recipe.kv == "fp8" and _differs_only_in(other, best, "kv"))
         problem = next(filter(None, (other.fatal_issue for other in rounded)), "")
         return f"a {best.recipe.kv} cache, not fp8: {problem}" if problem else ""
-    bf16 = replace(best.candidate, recipe=replace(best.recipe, kv="bf16"))
-    if problem := replace(best, candidate=bf16).fatal_issue:
+    bf16 = best.with_recipe(kv="bf16")
+    if problem := bf16.fatal_issue:
         return f"an fp8 cache: {problem}"
-    ratio = best.memory_with(bf16).kv_bytes_per_token / best.memory.kv_bytes_per_token
+    ratio = bf16.memory.kv_bytes_per_token / best.memory.kv_bytes_per_token
     return f"an fp8 cache holds {ratio:.2g} times the tokens of bf16"
 
 
-def _explain_placement(best: RatedCandidate) -> str:
+def _explain_placement(best: Candidate) -> str:
     """Where the layers or experts of a CPU+GPU recipe are, and what is left in RAM."""
-    box, hybrid, ram = best.box, best.recipe.hybrid, best.memory.devices[-1]
+    box, hybrid, ram = best.query.box, best.recipe.hybrid, best.memory.devices[-1]
     if hybrid is None or hybrid.gpu_experts is not None:
         return ""
     if hybrid.split:  # whole layers over nodes: their weights cross the network at every start
@@ -118,7 +116,7 @@ def _explain_placement(best: RatedCandidate) -> str:
     if not box.gpus:
         return f"no GPU: everything runs from RAM, {format_gib(ram.weights_total)} of {format_gib(ram.total)}"
     counts = [*map(len, hybrid.experts)]
-    total, shown = best.model.moe_layers, "+".join(map(str, counts))
+    total, shown = best.query.model.moe_layers, "+".join(map(str, counts))
     if sum(counts) >= total:
         return f"all {total} expert layers fit on the GPUs ({shown})"
     placed = f"none of {total} expert layers is on the GPUs"
@@ -147,7 +145,7 @@ def _explain_start(recipe: Recipe, climb: Climb, *, bold: bool) -> str:
     return "; ".join(filter(None, (start, f"`moebox climb` {steps}" if steps else "")))
 
 
-def list_alternatives(best: RatedCandidate, others: list[RatedCandidate]) -> tuple[Alternative, ...]:
+def list_alternatives(best: Candidate, others: list[Candidate]) -> tuple[Alternative, ...]:
     """Return the best of each other kind of recipe that starts, and what choosing it would change."""
     recipe, kinds = best.recipe, alternative_kinds(best)
     # First what has most of the goal's figure with the same image and drafts, if that is more than the choice has.
@@ -161,7 +159,7 @@ def list_alternatives(best: RatedCandidate, others: list[RatedCandidate]) -> tup
     for other in unique[:MAX_ALTERNATIVES]:
         loses = compare_and_explain(other, best)
         share = f"{other.memory.kv_tokens / best.memory.kv_tokens:.2g}" if best.memory.kv_tokens else "0"
-        if share not in ("0", "1") and best.constraints.goal != "context":
+        if share not in ("0", "1") and best.query.constraints.goal != "context":
             loses += f"; {share}× the cache"
         alternative = Alternative(
             title=candidate_title(other, best),
@@ -175,7 +173,7 @@ def list_alternatives(best: RatedCandidate, others: list[RatedCandidate]) -> tup
     return tuple(alternatives)
 
 
-def alternative_kinds(best: RatedCandidate) -> list[Kind]:
+def alternative_kinds(best: Candidate) -> list[Kind]:
     """Return the kinds of recipes that are shown beside the choice, in order of interest."""
     recipe, checkpoint = best.recipe, best.checkpoint
     if recipe.hybrid:
@@ -198,7 +196,7 @@ def alternative_kinds(best: RatedCandidate) -> list[Kind]:
     ]
 
 
-def candidate_title(candidate: RatedCandidate, best: RatedCandidate) -> str:
+def candidate_title(candidate: Candidate, best: Candidate) -> str:
     """Describe a candidate: engine, layout, and what differs from the choice."""
     recipe, checkpoint = candidate.recipe, candidate.checkpoint
     engine = [engine_display_name(recipe.engine), "patched community image" if recipe.runtime.preset else ""]
@@ -215,7 +213,7 @@ def candidate_title(candidate: RatedCandidate, best: RatedCandidate) -> str:
     return ", ".join(filter(None, engine + parts))
 
 
-def compare_and_explain(candidate: RatedCandidate, best: RatedCandidate) -> str:
+def compare_and_explain(candidate: Candidate, best: Candidate) -> str:
     """Compare a candidate with the choice; if it is not worse, add why it was not chosen."""
     text = compare_figures(candidate, best)
     if text.endswith(("slower", "smaller in cache")):
@@ -225,9 +223,9 @@ def compare_and_explain(candidate: RatedCandidate, best: RatedCandidate) -> str:
     return f"{text}{link}{reasons}" if reasons else text
 
 
-def compare_figures(candidate: RatedCandidate, best: RatedCandidate) -> str:
+def compare_figures(candidate: Candidate, best: Candidate) -> str:
     """Compare by the goal: cache tokens, or answer tokens per second unless their ranges hold the difference."""
-    if best.constraints.goal == "context" and best.memory.kv_tokens:
+    if best.query.constraints.goal == "context" and best.memory.kv_tokens:
         change = round(candidate.memory.kv_tokens / best.memory.kv_tokens - 1, 2)
         words = "larger" if change > 0 else "smaller"
         return f"{abs(change):.0%} {words} in cache" if change else "as large in cache"
@@ -238,10 +236,10 @@ def compare_figures(candidate: RatedCandidate, best: RatedCandidate) -> str:
     return f"{abs(ratio - 1):.0%} {'faster' if ratio > 1 else 'slower'}"
 
 
-def list_rejections(best: RatedCandidate, tried: list[RatedCandidate]) -> dict[str, str]:
+def list_rejections(best: Candidate, tried: list[Candidate]) -> dict[str, str]:
     """Return rejected candidates similar to the choice by title, with the reason: does not start, or does not fit."""
 
-    def kind(rated: RatedCandidate) -> object:
+    def kind(rated: Candidate) -> object:
         parallel = rated.recipe.parallel
         return "hybrid" if rated.recipe.hybrid else (parallel.gpu_count, parallel.ep)
 
@@ -251,7 +249,7 @@ def list_rejections(best: RatedCandidate, tried: list[RatedCandidate]) -> dict[s
         if other.fatal_issue and other.fatal_issue not in rejected.values():  # each reason once
             rejected[candidate_title(other, best)] = other.fatal_issue
     too_large = [other for other in similar if not other.memory.fits and not other.fatal_issue]
-    for other in sorted(too_large, key=lambda other: other.candidate.tier):
+    for other in sorted(too_large, key=lambda other: other.tier):
         if len(rejected) < MAX_REJECTED:
             context = format_count(other.recipe.context)
             missing = f"needs {format_gb(other.memory.shortfall)} more for {context} tokens"
@@ -259,21 +257,19 @@ def list_rejections(best: RatedCandidate, tried: list[RatedCandidate]) -> dict[s
     return rejected
 
 
-def image_warnings(best: RatedCandidate, others: list[RatedCandidate]) -> Iterator[PlanWarning]:
+def image_warnings(best: Candidate, others: list[Candidate]) -> Iterator[PlanWarning]:
     """Warn why a patched image was chosen or is untested, or note what it would gain."""
     recipe, preset, gpu = best.recipe, best.recipe.runtime.preset, best.deployment.smallest_gpu
-    if preset and best.constraints.image:
-        built_for = gpu and gpu.generation == "blackwell-rtx" and families.has_preset(best.model, preset)
+    if preset and best.query.constraints.image:
+        built_for = gpu and gpu.generation == "blackwell-rtx" and families.has_preset(best.query.model, preset)
         if gpu and not built_for:
             text = (
-                f"the patched image was built for Kimi on RTX Blackwell; it is untested with {best.model.title} "
+                f"the patched image was built for Kimi on RTX Blackwell; it is untested with {best.query.model.title} "
                 f"on {gpu.title}"
             )
             yield PlanWarning(text=text, remedy="omit --image for the stock image", source=IMAGE_SOURCE)
     elif preset:
-        stock = replace(best.candidate, recipe=replace(recipe, runtime=Runtime()))
-        problem = replace(best, candidate=stock).fatal_issue
-        if problem:
+        if problem := best.with_recipe(runtime=Runtime()).fatal_issue:
             stock_engine = f"stock {engine_display_name(recipe.engine)}"
             text = f"the patched community image was chosen because {stock_engine} does not start with this: {problem}"
             yield PlanWarning(text=text, remedy='kv = "bf16" for the stock image')
@@ -290,9 +286,9 @@ def image_warnings(best: RatedCandidate, others: list[RatedCandidate]) -> Iterat
             yield PlanWarning(text=text, remedy="--image community", severity="note", source=IMAGE_SOURCE)
 
 
-def thread_limit_warnings(best: RatedCandidate) -> Iterator[PlanWarning]:
+def thread_limit_warnings(best: Candidate) -> Iterator[PlanWarning]:
     """Note if CPU threads, not RAM bandwidth, limit decoding."""
-    step, bandwidth = best.speed.hybrid_step, best.box.ram_rate
+    step, bandwidth = best.speed.hybrid_step, best.query.box.ram_rate
     if not step or not bandwidth or not step.is_thread_bound:
         return
     threads = best.recipe.hybrid.threads if best.recipe.hybrid else None
@@ -303,11 +299,11 @@ def thread_limit_warnings(best: RatedCandidate) -> Iterator[PlanWarning]:
     yield PlanWarning(text=text, remedy="more threads, on more cores", severity="note")
 
 
-def _first_of(candidates: Iterable[RatedCandidate], kind: Kind) -> RatedCandidate | None:
+def _first_of(candidates: Iterable[Candidate], kind: Kind) -> Candidate | None:
     """Return the best candidate of a kind; they are in order of worth."""
     return next(filter(kind, candidates), None)
 
 
-def _differs_only_in(candidate: RatedCandidate, best: RatedCandidate, *settings: str) -> bool:
+def _differs_only_in(candidate: Candidate, best: Candidate, *settings: str) -> bool:
     """True if two recipes differ in nothing but these settings (and their names)."""
     return all(getattr(candidate.recipe, name) == getattr(best.recipe, name) for name in SETTINGS.difference(settings))

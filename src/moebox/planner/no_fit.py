@@ -2,11 +2,10 @@
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from moebox.core import registry
-from moebox.core.box import Box
-from moebox.core.model import Checkpoint, Model, format_names
+from moebox.core.model import Checkpoint, format_names
 from moebox.core.recipe import EngineName
 from moebox.errors import BadInput, DoesNotFit, MoeboxError
 from moebox.planner.candidates import (
@@ -17,9 +16,9 @@ from moebox.planner.candidates import (
     reason_to_skip,
     usable_checkpoints,
 )
-from moebox.planner.constraints import PARALLEL_SIZES, Constraints, hybrid_engines
+from moebox.planner.constraints import PARALLEL_SIZES, hybrid_engines
 from moebox.planner.layouts import wanted_layouts
-from moebox.planner.rate import RatedCandidate, add_needed_flags, raise_utilization, rate_candidates
+from moebox.planner.rate import Candidate, PlanQuery, add_needed_flags, raise_utilization
 from moebox.sizing.constants import kernel_page_bytes
 from moebox.sizing.layout import indivisible_layout, unsupported_layout
 from moebox.units import format_count, format_gb, format_gib
@@ -38,41 +37,26 @@ FREED = {
 BLOCKING = {f"--{name}": name for name in ("engine", "kv", "image", "checkpoint", "speculate", *PARALLEL_SIZES)}
 
 
-@dataclass(frozen=True, slots=True)
-class FitQuery:
-    """What was requested: a model with its checkpoints, on a box, within constraints."""
-
-    box: Box
-    model: Model
-    checkpoints: tuple[Checkpoint, ...]
-    constraints: Constraints
-
-    def with_constraints(self, **changes: object) -> "FitQuery":
-        return replace(self, constraints=replace(self.constraints, **changes))  # type: ignore[arg-type]
-
-    def given_flags(self, flags: dict[str, str]) -> dict[str, str]:
-        """Return those of `flags` (flag to field) that are constrained."""
-        return {flag: field for flag, field in flags.items() if getattr(self.constraints, field) is not None}
-
-    def viable_candidates(self) -> Iterator[RatedCandidate]:
-        """Yield candidates of all engines that fit and start, rated one at a time."""
-        engines = possible_engines(self.box, self.constraints)
-        for candidate in make_candidates(self.box, self.model, self.checkpoints, self.constraints, engines):
-            for rated in rate_candidates(self.box, self.model, [candidate], self.constraints):
-                raised = raise_utilization(rated)
-                if raised.memory.fits and (raised := add_needed_flags(raised)).is_viable:
-                    yield raised
-
-    @property
-    def has_viable(self) -> bool:
-        return next(self.viable_candidates(), None) is not None
+def given_flags(query: PlanQuery, flags: dict[str, str]) -> dict[str, str]:
+    """Return those of `flags` (flag to field) that are constrained."""
+    return {flag: field for flag, field in flags.items() if getattr(query.constraints, field) is not None}
 
 
-def no_fit_error(
-    box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], constraints: Constraints, tried: list[RatedCandidate]
-) -> MoeboxError:
+def viable_candidates(query: PlanQuery) -> Iterator[Candidate]:
+    """Yield candidates of all engines that fit and start, one at a time."""
+    for candidate in make_candidates(query, possible_engines(query.box, query.constraints)):
+        raised = raise_utilization(candidate)
+        if raised.memory.fits and (raised := add_needed_flags(raised)).is_viable:
+            yield raised
+
+
+def has_viable(query: PlanQuery) -> bool:
+    return next(viable_candidates(query), None) is not None
+
+
+def no_fit_error(query: PlanQuery, tried: list[Candidate]) -> MoeboxError:
     """Return the error for a box on which no candidate is viable."""
-    query = FitQuery(box, model, checkpoints, constraints)
+    box, model, constraints = query.box, query.model, query.constraints
     if not tried:
         return no_candidate_error(query)
     available, least = len(box.gpus) * box.nodes, min(rated.recipe.parallel.gpu_count for rated in tried)
@@ -83,7 +67,7 @@ def no_fit_error(
         return BadInput(text, hint="smaller --tp, --pp or --dp, or none to let moebox choose")
     fitting = [rated for rated in tried if rated.memory.fits] or [*map(add_needed_flags, tried)]
     if all(rated.fatal_issue for rated in fitting):  # not memory: it would not start
-        given = query.given_flags(BLOCKING)
+        given = given_flags(query, BLOCKING)
         shown = " ".join(f"{flag} {getattr(constraints, field)}" for flag, field in given.items())
         text = f"{model.title} does not run on {box.name}{f' with {shown}' if shown else ''}: {fitting[0].fatal_issue}"
         ways = itertools.chain(_without_constraints(query), suggest_remedies(query, tried))
@@ -91,10 +75,10 @@ def no_fit_error(
     return shortfall_error(query, tried)
 
 
-def shortfall_error(query: FitQuery, tried: list[RatedCandidate]) -> DoesNotFit:
+def shortfall_error(query: PlanQuery, tried: list[Candidate]) -> DoesNotFit:
     """Return the error that names how much the nearest candidate needs, and where."""
     box, model = query.box, query.model
-    nearest = min(tried, key=lambda rated: (rated.memory.shortfall or 2**62, rated.candidate.tier))
+    nearest = min(tried, key=lambda rated: (rated.memory.shortfall or 2**62, rated.tier))
     recipe, layout = nearest.recipe, ""
     if recipe.hybrid:
         fullest = min(nearest.memory.devices, key=lambda device: device.free)
@@ -112,17 +96,17 @@ def shortfall_error(query: FitQuery, tried: list[RatedCandidate]) -> DoesNotFit:
     return DoesNotFit(text, shortfall=nearest.memory.shortfall, hint=hint)
 
 
-def _without_constraints(query: FitQuery) -> Iterator[str]:
+def _without_constraints(query: PlanQuery) -> Iterator[str]:
     """Yield the constraint, or all of them, without which something starts."""
-    given = query.given_flags(BLOCKING)
-    enough = [flag for flag, field in given.items() if query.with_constraints(**{field: None}).has_viable]
+    given = given_flags(query, BLOCKING)
+    enough = [flag for flag, field in given.items() if has_viable(query.with_constraints(**{field: None}))]
     if enough:
         yield f"it runs without {' or without '.join(enough)}"
-    elif len(given) > 1 and query.with_constraints(**dict.fromkeys(given.values())).has_viable:
+    elif len(given) > 1 and has_viable(query.with_constraints(**dict.fromkeys(given.values()))):
         yield f"it runs without {' and '.join(given)}"
 
 
-def no_candidate_error(query: FitQuery) -> MoeboxError:
+def no_candidate_error(query: PlanQuery) -> MoeboxError:
     """Return the error if there is no candidate: no GPU, no readable checkpoint, or no way to divide the model."""
     box, model, constraints = query.box, query.model, query.constraints
     if not box.gpus and (not constraints.engine or registry.engine_traits(constraints.engine).is_gpu_only):
@@ -139,7 +123,7 @@ def no_candidate_error(query: FitQuery) -> MoeboxError:
         unsupported_layout(traits, parallel) or indivisible_layout(parallel, model, checkpoint)
         for traits in map(registry.engine_traits, reading)
         for checkpoint in usable_checkpoints(query.checkpoints, traits.name, constraints)
-        for parallel in wanted_layouts(box, model, traits, constraints)
+        for parallel in wanted_layouts(query, traits)
     )
     problem = next((problem for problem in problems if problem), None)
     experts = f", {model.moe.experts} experts by ep, which is 1 or tp × dp" if model.moe else ""
@@ -148,7 +132,7 @@ def no_candidate_error(query: FitQuery) -> MoeboxError:
     return BadInput(f"{model.title} cannot be divided that way: {reason}", hint=hint)
 
 
-def _no_gpu_error(query: FitQuery) -> DoesNotFit:
+def _no_gpu_error(query: PlanQuery) -> DoesNotFit:
     """Return the error for engines that need a GPU, with an engine that does not if the constraints allow one."""
     constraints = query.constraints
     name = constraints.engine or "an engine with these settings"
@@ -163,7 +147,7 @@ def _no_gpu_error(query: FitQuery) -> DoesNotFit:
     return DoesNotFit(f"{name} needs a GPU, and there is none", hint=hint)
 
 
-def _no_reader_error(query: FitQuery, engines: tuple[EngineName, ...]) -> BadInput:
+def _no_reader_error(query: PlanQuery, engines: tuple[EngineName, ...]) -> BadInput:
     """Return the error for checkpoints that none of these engines reads."""
     constraints, checkpoints = query.constraints, query.checkpoints
     wanted, do = constraints.checkpoint or "any known checkpoint", "does" if len(engines) == 1 else "do"
@@ -179,10 +163,10 @@ def _no_reader_error(query: FitQuery, engines: tuple[EngineName, ...]) -> BadInp
     return BadInput(f"{' and '.join(engines)} {do} not read {wanted} of {query.model.name}", hint=hint)
 
 
-def suggest_remedies(query: FitQuery, tried: list[RatedCandidate]) -> Iterator[str]:
+def suggest_remedies(query: PlanQuery, tried: list[Candidate]) -> Iterator[str]:
     """Yield what would make it fit, the cheapest first: a smaller request, another format, more RAM."""
     yield from _smaller_requests(query)
-    given = query.given_flags(FREED)
+    given = given_flags(query, FREED)
     for freed in [{}, given] if given else [{}]:
         checkpoint = _largest_that_fits(query.with_constraints(checkpoint=None, **dict.fromkeys(freed.values())))
         if checkpoint and checkpoint not in [rated.checkpoint for rated in tried]:
@@ -197,59 +181,57 @@ def suggest_remedies(query: FitQuery, tried: list[RatedCandidate]) -> Iterator[s
         yield "give the amount of RAM with --ram"
 
 
-def _smaller_requests(query: FitQuery) -> Iterator[str]:
+def _smaller_requests(query: PlanQuery) -> Iterator[str]:
     """Yield the longest context, the most requests and the usual utilization that fit, if more was requested."""
     constraints, longest = query.constraints, query.model.context
     requested = min(constraints.context or 0, longest + 1)
     shorter = [size for size in (longest, *SHORTER_CONTEXTS) if size < requested]
     fewer = [(constraints.concurrency or 1) >> shift for shift in range(1, (constraints.concurrency or 1).bit_length())]
     for name, values in (("context", shorter), ("concurrency", fewer)):
-        fitting = (value for value in values if query.with_constraints(**{name: value}).has_viable)
+        fitting = (value for value in values if has_viable(query.with_constraints(**{name: value})))
         yield from (f"--{name} {value} fits" for value in itertools.islice(fitting, 1))
     if constraints.memory_utilization:
-        usual = next(query.with_constraints(memory_utilization=None).viable_candidates(), None)
+        usual = next(viable_candidates(query.with_constraints(memory_utilization=None)), None)
         if usual and usual.recipe.memory_utilization:
             yield f"--memory-utilization {usual.recipe.memory_utilization:g} fits"
 
 
-def _largest_that_fits(query: FitQuery) -> Checkpoint | None:
+def _largest_that_fits(query: PlanQuery) -> Checkpoint | None:
     """Return the largest checkpoint that fits; if none does, the largest unverified one that keeps quality and fits."""
-    viable = (rated.checkpoint for rated in query.viable_candidates())
+    viable = (rated.checkpoint for rated in viable_candidates(query))
     found = max(viable, key=lambda checkpoint: checkpoint.total_bytes, default=None)
     if found:
         return found
     for checkpoint in sorted(query.checkpoints, key=lambda checkpoint: -checkpoint.total_bytes):
         if checkpoint.unverified and checkpoint.bits_per_weight(query.model) >= LEAST_BITS:
             alone = replace(query.with_constraints(checkpoint=checkpoint.name), checkpoints=(checkpoint,))
-            if alone.has_viable:
+            if has_viable(alone):
                 return checkpoint
     return None
 
 
-def _enough_ram(query: FitQuery) -> str:
+def _enough_ram(query: PlanQuery) -> str:
     """Return how much RAM beside these GPUs would be enough, or "" if RAM is not missing or the engine uses none."""
     box, constraints = query.box, query.constraints
     offloads = not constraints.engine or registry.engine_traits(constraints.engine).offloads_experts
     if constraints.gpu_only_flag or not offloads or box.has_unified_memory:
         return ""
 
-    def ram_use(rated: RatedCandidate) -> int:
+    def ram_use(rated: Candidate) -> int:
         ram = rated.memory.devices[-1]
         used = ram.total - ram.free - kernel_page_bytes(ram.total)
         return used + kernel_page_bytes(round(used / (1 - kernel_page_bytes(2**40) / 2**40)))
 
-    def size_text(rated: RatedCandidate) -> str:
+    def size_text(rated: Candidate) -> str:
         return f"{-(-ram_use(rated) // RAM_STEP) * RAM_STEP // 2**30}GiB"
 
-    roomy = replace(box, ram=MAX_RAM, ram_free=None)
-    engines = (constraints.engine,) if constraints.engine else hybrid_engines()
-    candidates = make_candidates(roomy, query.model, query.checkpoints, constraints, engines)
-    rated = rate_candidates(roomy, query.model, candidates, constraints)
-    viable = sorted((each for each in rated if ram_use(each) > box.ram and each.is_viable), key=ram_use)
+    roomy = replace(query, box=replace(box, ram=MAX_RAM, ram_free=None))
+    found = make_candidates(roomy, (constraints.engine,) if constraints.engine else hybrid_engines())
+    viable = sorted((each for each in found if ram_use(each) > box.ram and each.is_viable), key=ram_use)
     if not viable:
         return ""
     least = viable[0]
-    better = next((each for each in viable if each.checkpoint.bits_per_weight(each.model) >= LEAST_BITS), least)
+    better = next((each for each in viable if each.checkpoint.bits_per_weight(query.model) >= LEAST_BITS), least)
     if size_text(better) == size_text(least):
         least = better
     here = ("here", "on this GPU", "on these GPUs")[min(len(box.gpus), 2)]

@@ -13,7 +13,7 @@ from moebox.core import catalogue, registry
 from moebox.core.model import Checkpoint, Model
 from moebox.engines.support import estimated_slow_rows
 from moebox.planner.candidates import LEAST_BITS, START_UTILIZATION
-from moebox.planner.rate import RatedCandidate
+from moebox.planner.rate import Candidate
 
 # An engine that is not the first choice must be forecast this much better: the forecast's own error is about as large.
 TOLERANCE = 0.85
@@ -42,9 +42,9 @@ class Discount:
     always: bool = False  # also with --bold
 
 
-def all_discounts(rated: RatedCandidate) -> tuple[Discount, ...]:
+def all_discounts(rated: Candidate) -> tuple[Discount, ...]:
     """Return everything about a candidate that is less proven than the plainest one."""
-    recipe, parallel, model, checkpoint = rated.recipe, rated.recipe.parallel, rated.model, rated.checkpoint
+    recipe, parallel, model, checkpoint = rated.recipe, rated.recipe.parallel, rated.query.model, rated.checkpoint
     engine, step = registry.engine_traits(recipe.engine), rated.speed.gpu_step
     preferred = min((each for each in registry.all_traits() if each.is_gpu_only), key=lambda each: each.rank)
     bits = checkpoint.bits_per_weight(model)
@@ -67,7 +67,7 @@ def all_discounts(rated: RatedCandidate) -> tuple[Discount, ...]:
     beyond = 0 if recipe.hybrid else share - START_UTILIZATION
     factor = 1 - PER_HIGHER_UTILIZATION * beyond
     slow = estimated_slow_rows(rated.deployment)
-    if rated.constraints.goal == "context" and rated.score < READING_TOK_S * rated.streams:
+    if rated.query.constraints.goal == "context" and rated.score < READING_TOK_S * rated.streams:
         text = f"{rated.score / rated.streams:.1f} tok/s of one answer is slower than reading"
         discounts.append(Discount(rated.score / rated.streams / READING_TOK_S, text, always=True))
     settings = (
@@ -102,21 +102,21 @@ def native_bits_per_weight(name: str) -> float:
     return min((checkpoint.bits_per_weight(catalogue.find_model(name)) for checkpoint in own), default=math.inf)
 
 
-def applied_discounts(rated: RatedCandidate) -> tuple[Discount, ...]:
+def applied_discounts(rated: Candidate) -> tuple[Discount, ...]:
     """Return the discounts that apply; with --bold, only the mandatory ones."""
-    return tuple(discount for discount in all_discounts(rated) if not rated.constraints.bold or discount.always)
+    return tuple(discount for discount in all_discounts(rated) if not rated.query.constraints.bold or discount.always)
 
 
-def goal_figure(rated: RatedCandidate) -> float:
+def goal_figure(rated: Candidate) -> float:
     """Return the goal's figure: answer tokens per second, or cache tokens for `context`."""
-    return float(rated.memory.kv_tokens) if rated.constraints.goal == "context" else rated.score
+    return float(rated.memory.kv_tokens) if rated.query.constraints.goal == "context" else rated.score
 
 
-def discounted_figure(rated: RatedCandidate) -> float:
+def discounted_figure(rated: Candidate) -> float:
     return math.prod((discount.factor for discount in applied_discounts(rated)), start=goal_figure(rated))
 
 
-def deciding_discounts(rejected: RatedCandidate, best: RatedCandidate) -> Iterator[Discount]:
+def deciding_discounts(rejected: Candidate, best: Candidate) -> Iterator[Discount]:
     """Yield what is less proven than the choice, the largest discounts first, until they explain the choice."""
     shared = applied_discounts(best)
     own = sorted((each for each in applied_discounts(rejected) if each not in shared), key=lambda each: each.factor)

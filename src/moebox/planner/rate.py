@@ -1,8 +1,10 @@
 """Candidates with their memory, known issues and forecast: what the choice is made from."""
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
@@ -13,10 +15,10 @@ from moebox.core.setting import with_settings
 from moebox.core.support_matrix import SupportRow
 from moebox.engines import memory_budget
 from moebox.engines.support import failures_fixed_by_flags
-from moebox.planner.candidates import Candidate, limit_utilization
 from moebox.planner.constraints import Constraints
 from moebox.planner.speed import Speed
 from moebox.planner.warnings import known_issues
+from moebox.sizing.constants import memory_constant_bytes, reserved_bytes, visible_bytes
 
 # The request that candidates are compared by: prompt and answer of an ordinary agent turn.
 PROMPT_TOKENS, ANSWER_TOKENS = 4096, 1024
@@ -32,28 +34,39 @@ def comparison_request(context: int) -> tuple[int, int]:
     return max(1, min(PROMPT_TOKENS, context - answer)), answer
 
 
-@dataclass(frozen=True, kw_only=True)
-class RatedCandidate:
-    """A candidate on a box with its memory; issues and speed are computed when first needed."""
+@dataclass(frozen=True, slots=True)
+class PlanQuery:
+    """What is planned: a model with its checkpoints, on a box, within constraints."""
 
     box: Box
     model: Model
-    candidate: Candidate
-    memory: Memory
+    checkpoints: tuple[Checkpoint, ...]
     constraints: Constraints
+
+    def with_constraints(self, **changes: Any) -> "PlanQuery":
+        return replace(self, constraints=replace(self.constraints, **changes))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A recipe for a query; memory, issues and speed are computed when first needed."""
+
+    query: PlanQuery
+    recipe: Recipe
+    checkpoint: Checkpoint
+    tier: int  # how far it is from the plainest one
     needed: tuple[SupportRow, ...] = ()  # failures that flags in its recipe avoid
 
-    @property
-    def recipe(self) -> Recipe:
-        return self.candidate.recipe
-
-    @property
-    def checkpoint(self) -> Checkpoint:
-        return self.candidate.checkpoint
+    def with_recipe(self, **changes: Any) -> "Candidate":
+        return replace(self, recipe=replace(self.recipe, **changes))
 
     @cached_property
     def deployment(self) -> Deployment:
-        return Deployment.from_parts(self.recipe, self.model, self.checkpoint, self.box)
+        return Deployment.from_parts(self.recipe, self.query.model, self.checkpoint, self.query.box)
+
+    @cached_property
+    def memory(self) -> Memory:
+        return memory_of_deployment(self.deployment)
 
     @cached_property
     def known_issues(self) -> tuple[PlanWarning, ...]:
@@ -76,9 +89,10 @@ class RatedCandidate:
     @property
     def streams(self) -> int:
         """Streams it is compared at: as many as requested and as the cache holds."""
-        wanted = self.constraints.concurrency or STREAMS[self.constraints.goal]
+        constraints = self.query.constraints
+        wanted = constraints.concurrency or STREAMS[constraints.goal]
         length = min(self.recipe.context, PROMPT_TOKENS + ANSWER_TOKENS)
-        if self.constraints.context and self.constraints.concurrency:
+        if constraints.context and constraints.concurrency:
             length = self.recipe.context
         limit = self.recipe.max_seqs or wanted
         return max(1, min(wanted, limit, self.memory.held_sequences(length, self.recipe.context)))
@@ -91,29 +105,13 @@ class RatedCandidate:
         reading = self.speed.prefills_s(prompt, self.streams)
         return self.streams * answer / (reading + answer * step)
 
-    def memory_with(self, other: Candidate) -> Memory:
-        """Memory of another candidate in its place."""
-        return memory_of_deployment(Deployment.from_parts(other.recipe, self.model, other.checkpoint, self.box))
 
-
-def add_needed_flags(rated: RatedCandidate) -> RatedCandidate:
+def add_needed_flags(candidate: Candidate) -> Candidate:
     """The candidate with the flags without which it is known not to run, if flags are all that it lacks."""
-    if not rated.fatal_issue or not (rows := failures_fixed_by_flags(rated.deployment)):
-        return rated
-    recipe = with_settings(rated.recipe, {path: value for row in rows for path, value in row.change.items()})
-    changed = replace(rated.candidate, recipe=recipe)
-    return replace(rated, candidate=changed, memory=rated.memory_with(changed), needed=tuple(rows))
-
-
-def rate_candidates(
-    box: Box, model: Model, candidates: Iterable[Candidate], constraints: Constraints
-) -> list[RatedCandidate]:
-    """Compute the memory of every candidate."""
-    rated = []
-    for candidate in candidates:
-        memory = memory_of_deployment(Deployment.from_parts(candidate.recipe, model, candidate.checkpoint, box))
-        rated.append(RatedCandidate(box=box, model=model, candidate=candidate, memory=memory, constraints=constraints))
-    return rated
+    if not candidate.fatal_issue or not (rows := failures_fixed_by_flags(candidate.deployment)):
+        return candidate
+    recipe = with_settings(candidate.recipe, {path: value for row in rows for path, value in row.change.items()})
+    return replace(candidate, recipe=recipe, needed=tuple(rows))
 
 
 def memory_of_deployment(deployment: Deployment) -> Memory:
@@ -138,28 +136,37 @@ def memory_of_deployment(deployment: Deployment) -> Memory:
     return replace(memory, kv_tokens=measured.cache_tokens, lines=(*memory.lines, line))
 
 
-def raise_utilization(candidate: RatedCandidate) -> RatedCandidate:
+def raise_utilization(candidate: Candidate) -> Candidate:
     """Retry with higher memory utilization if that makes the candidate fit, unless the user constrained it."""
-    utilization = candidate.recipe.memory_utilization
-    if candidate.memory.fits or utilization is None or candidate.constraints.memory_utilization:
+    utilization, box = candidate.recipe.memory_utilization, candidate.query.box
+    if candidate.memory.fits or utilization is None or candidate.query.constraints.memory_utilization:
         return candidate
-    used = candidate.recipe.used_gpus(candidate.box)
-    largest = max(gpu.memory for gpu in candidate.box.all_gpus)
+    used = candidate.recipe.used_gpus(box)
+    largest = max(gpu.memory for gpu in box.all_gpus)
     for higher in HIGHER_UTILIZATIONS:
-        share = limit_utilization(candidate.box, used, higher)
+        share = limit_utilization(box, used, higher)
         if candidate.memory.shortfall > (share - utilization) * largest:
             continue  # adds less than what the fullest GPU is short of
-        larger = replace(candidate.candidate, recipe=replace(candidate.recipe, memory_utilization=share))
-        memory = candidate.memory_with(larger)
-        if memory.fits:
-            return replace(candidate, candidate=larger, memory=memory)
+        raised = candidate.with_recipe(memory_utilization=share)
+        if raised.memory.fits:
+            return raised
     return candidate
 
 
-def forecast_rows(candidate: RatedCandidate) -> Iterator[Forecast]:
+def limit_utilization(box: Box, used: tuple[int, ...], share: float) -> float:
+    """Return `share`, or less if other programs hold a part of a GPU."""
+    all_gpus = box.all_gpus
+    for gpu in {all_gpus[index] for index in used}:
+        visible = visible_bytes(gpu)
+        free = visible - reserved_bytes(gpu) - memory_constant_bytes("load", "margin")
+        share = min(share, math.floor(100 * free / visible) / 100)
+    return max(share, 0.01)
+
+
+def forecast_rows(candidate: Candidate) -> Iterator[Forecast]:
     """Yield the forecast by context and concurrency, as far as the cache holds them."""
     for context in sizes_up_to(candidate.recipe.context, CONTEXTS)[-4:]:
-        for streams in sorted({*CONCURRENCIES, candidate.constraints.concurrency or 1}):
+        for streams in sorted({*CONCURRENCIES, candidate.query.constraints.concurrency or 1}):
             held = streams <= candidate.memory.held_sequences(context, candidate.recipe.context)
             if streams > 1 and not (held and streams <= (candidate.recipe.max_seqs or streams)):
                 continue
