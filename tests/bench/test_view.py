@@ -64,10 +64,8 @@ def test_errors_that_differ_in_numbers_are_one() -> None:
 def test_the_live_line_fits_and_says_how_long_it_will_take() -> None:
     """One line of 80 cells, with the time left and no figure that was not measured."""
     line = LiveLine(Console(width=80), "c2048", total=4096)
-    before = LoadProgress(worker=0, sent=2048, ended=0, failed=0, in_flight=2048, tokens=0, ttft_ms=0, cpu_share=0.1)
-    after = LoadProgress(
-        worker=0, sent=4096, ended=1024, failed=3, in_flight=2048, tokens=9**6, ttft_ms=91.0, cpu_share=0.5
-    )
+    before = LoadProgress(worker=0, ended=0, failed=0, in_flight=2048, tokens=0, ttft_ms=0, cpu_share=0.1)
+    after = LoadProgress(worker=0, ended=1024, failed=3, in_flight=2048, tokens=9**6, ttft_ms=91.0, cpu_share=0.5)
     first, then = line.progress_line([before], 3.0, 80).plain, line.progress_line([after], 60.0, 80).plain
 
     assert re.search(r"no token yet", first)
@@ -79,7 +77,7 @@ def test_the_live_line_fits_and_says_how_long_it_will_take() -> None:
 
 def progress(tokens: int) -> LoadProgress:
     """A worker that has seen so many tokens."""
-    return LoadProgress(worker=0, sent=9, ended=1, failed=0, in_flight=8, tokens=tokens, ttft_ms=9.0, cpu_share=0.1)
+    return LoadProgress(worker=0, ended=1, failed=0, in_flight=8, tokens=tokens, ttft_ms=9.0, cpu_share=0.1)
 
 
 def test_the_speed_so_far_is_drawn_below_the_line() -> None:

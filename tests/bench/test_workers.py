@@ -68,7 +68,7 @@ from moebox.bench.samples import Samples
 
 sys.stdin.buffer.readline()
 write, sys.stdout = os.dup(1), open("messages", "w")
-figures = dict.fromkeys(["worker", "sent", "ended", "failed", "in_flight", "tokens", "ttft_ms", "cpu_share"], 0)
+figures = dict.fromkeys(["worker", "ended", "failed", "in_flight", "tokens", "ttft_ms", "cpu_share"], 0)
 send_message("progress", LoadProgress(**figures))
 payload = Samples().to_bytes()
 send_message("result", {"gauge": WorkerGauge(), "bytes": len(payload), "texts": 2})

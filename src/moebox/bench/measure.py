@@ -12,7 +12,7 @@ from moebox.bench.generator import CHECKED_REPLIES, LoadJob, LoadProgress, LoadR
 from moebox.bench.probe import ProbedEndpoint, api_path, measure_code_words, open_token_counter
 from moebox.bench.prompts import load_prompts
 from moebox.bench.samples import COMPLETED, Samples
-from moebox.bench.scrape import Scraper
+from moebox.bench.scrape import Scraper, summarize_scrapes
 from moebox.core.measure import Load, Slo, Workload
 from moebox.core.result import Measurement, TokenCounts, UsageCheck
 from moebox.detect.conditions import ConditionsWatch, server_processes
@@ -101,7 +101,7 @@ def measure_load(
         result,
         label=label or None,
         warmup=warmup,
-        server=scraper.server_view(zero),
+        server=summarize_scrapes(scraper.rows, zero),
         power=power,
         conditions=conditions.result(),
         tokens_per_joule=power.output_tokens_per_joule if power else None,

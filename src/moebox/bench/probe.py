@@ -8,6 +8,7 @@ import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from moebox import http
@@ -16,7 +17,7 @@ from moebox.bench.validity import TokenCounter
 from moebox.bench.workloads import common_words, fake_code
 from moebox.core.endpoint import AUTH_STATUSES, KEY_HINT, SIMULATION_HEADER, Endpoint
 from moebox.errors import BadInput, ExternalError
-from moebox.loose import Json
+from moebox.loose import Json, get_path
 from moebox.stream import sockets
 from moebox.stream.body import retry_after_s
 from moebox.stream.exchange import StreamExchange, StreamReply
@@ -214,30 +215,22 @@ def _single_token_words(candidates: list[str], count: TokenCounter) -> list[str]
 def _server_token_counter(endpoint: Endpoint, session: http.HttpSession, until: float) -> TokenCounter | None:
     """Return the server's own tokenizer in the API of vLLM and SGLang or of llama.cpp; it raises ExternalError."""
 
-    def tokenize(body: Mapping[str, object]) -> list[int] | None:
+    def count(body: Callable[[str], Mapping[str, object]], text: str) -> int:
         left = min(TOKENIZE_S, until - time.monotonic())
-        if left <= 0:
-            return None
-        reply = session.post_json(f"{endpoint.server_url}/tokenize", body, timeout_s=left)
-        document = reply.json() if reply.ok else None
-        tokens = document.get("tokens") if isinstance(document, dict) else None
-        return tokens if isinstance(tokens, list) else None
+        reply = session.post_json(f"{endpoint.server_url}/tokenize", body(text), timeout_s=left) if left > 0 else None
+        tokens = get_path(reply.json(), "tokens") if reply and reply.ok else None
+        if not isinstance(tokens, list):
+            raise ExternalError(f"{endpoint.server_url}/tokenize does not answer")
+        return len(tokens)
 
     bodies: tuple[Callable[[str], Mapping[str, object]], ...] = (
         lambda text: {"model": endpoint.model, "prompt": text, "add_special_tokens": False},
         lambda text: {"content": text, "add_special": False},
     )
     for body in bodies:
-        short, long = tokenize(body("one two")), tokenize(body("one two three four five six"))
-        if short and long and len(long) > len(short):
-
-            def count(text: str, body: Callable[[str], Mapping[str, object]] = body) -> int:
-                tokens = tokenize(body(text))
-                if tokens is None:
-                    raise ExternalError(f"{endpoint.server_url}/tokenize does not answer")
-                return len(tokens)
-
-            return count
+        with contextlib.suppress(ExternalError):
+            if 0 < count(body, "one two") < count(body, "one two three four five six"):
+                return partial(count, body)
     return None
 
 

@@ -46,7 +46,7 @@ class Scraper:
         self._endpoint = endpoint
         self._tls = tls
         self._stop = threading.Event()
-        self._rows: list[MetricsRow] = []
+        self.rows: list[MetricsRow] = []
         self._power_rows: list[tuple[int, float, float]] = []  # ns, watts, bytes in use
         targets = (self._poll_metrics, self._poll_gpus) if enabled else ()
         self._threads = [threading.Thread(target=target, daemon=True) for target in targets]
@@ -62,11 +62,8 @@ class Scraper:
         self._stop.set()
         for thread in self._threads:
             thread.join(5)
-        if self._rows:
+        if self.rows:
             self._scrape_once()  # and after the last
-
-    def server_view(self, zero: int) -> ServerView | None:
-        return summarize_scrapes(self._rows, zero)
 
     def power_use(self, zero: int, duration_s: float, output_tokens: int) -> Power | None:
         """Return the energy by the trapezoid rule over this machine's GPUs; the server is assumed to run here."""
@@ -100,7 +97,7 @@ class Scraper:
         reply = http.get(url, headers=headers, timeout_s=SCRAPE_TIMEOUT_S, tls=self._tls)
         row = pick_metrics(parse_prometheus(reply.text)) if reply.ok else {}
         if row:
-            self._rows.append((time.monotonic_ns(), row))
+            self.rows.append((time.monotonic_ns(), row))
         return bool(row)
 
     def _poll_gpus(self) -> None:

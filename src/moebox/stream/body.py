@@ -71,8 +71,8 @@ class ResponseBody:
 
     @property
     def at_boundary(self) -> bool:
-        """At the end of a chunk and of an event."""
-        return self.state == BodyState.SIZE and not self._raw and self._events.at_boundary
+        """Between two events of a chunked stream, where a segment of whole events can be parsed later."""
+        return self.streamed and self.state == BodyState.SIZE and not self._raw and self._events.at_boundary
 
     @property
     def keep_alive(self) -> bool:

@@ -201,7 +201,7 @@ class Connection:
         """Parse all that was read, and decide whether parsing the next read may wait."""
         self.parse_segments()
         self.awaits_head = False
-        self.can_defer = self.recorder.is_between_events and self.context is None
+        self.can_defer = self.recorder.body.at_boundary and self.context is None
         self.closes_after_reply = self.recorder.body.headers.get(b"connection", b"").lower() == b"close"
 
     def close(self) -> None:
@@ -253,10 +253,6 @@ class ConnectionPool:
             return
         if connection.can_defer and not connection.segments:
             self._hot.add_stream(connection.fd, connection.sock, recorder)
-
-    def mark_cold(self, connection: Connection) -> None:
-        if connection.fd >= 0:
-            self._hot.streams[connection.fd] = None
 
 
 def is_stream_head(data: bytes) -> bool:

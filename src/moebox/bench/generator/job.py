@@ -100,8 +100,6 @@ class WorkerGauge:
     wall_s: float = 0.0
     peak_cpu_share: float = 0.0  # of one core, over half a second
     reads: int = 0
-    bytes: int = 0
-    batches: int = 0
     peak_batch: int = 0  # sockets found readable at once
     estimated: int = 0  # events that were read late and together, with times spread over the gap
     clock_step_s: float = 0.0  # total steps of the wall clock, which kernel timestamps follow
@@ -111,7 +109,6 @@ class WorkerGauge:
 
     def add_batch(self, reads: int, lag_ns: int) -> None:
         """Count a batch of reads; `lag_ns` is how long the oldest had waited, an upper bound for the others."""
-        self.batches += 1
         self.reads += reads
         self.peak_batch = max(self.peak_batch, reads)
         if lag_ns > 0:
@@ -128,7 +125,6 @@ class LoadProgress:
     """A worker's state, reported twice a second."""
 
     worker: int
-    sent: int
     ended: int
     failed: int
     in_flight: int

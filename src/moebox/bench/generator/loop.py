@@ -15,7 +15,6 @@ from moebox.bench.generator.hot_path import HotPath
 from moebox.bench.generator.job import LATE_NS, MAX_NAP_S, LoadJob, LoadProgress, WorkerGauge
 from moebox.bench.generator.requests import RequestTracker
 from moebox.bench.generator.schedule import LoadSchedule
-from moebox.bench.samples import Samples
 from moebox.bench.workloads import ConversationSource
 from moebox.stream import sockets
 
@@ -40,12 +39,9 @@ class LoadLoop:
         context = sockets.tls_context(job.address) if job.address.tls else None
         self._connections = ConnectionPool(self._poller, context, self._hot)
         self._requests = RequestTracker(job, self._schedule, self._connections, self._hot, self.gauge)
+        self.samples = self._requests.samples
         self._nap_s = 0.0
         self._ready_count = 0  # sockets of the last poll
-
-    @property
-    def samples(self) -> Samples:
-        return self._requests.samples
 
     def open_connections(self) -> None:
         """Open the connections of a closed loop before the clock starts; failures show when they are used."""
@@ -182,7 +178,6 @@ class LoadLoop:
         self._report(
             LoadProgress(
                 worker=self.job.worker,
-                sent=requests.sent,
                 ended=len(self.samples),
                 failed=requests.failed,
                 in_flight=self._in_flight(),

@@ -52,11 +52,6 @@ class ReplyRecorder:
         """True if the response has ended by its HTTP framing."""
         return self.body.is_complete
 
-    @property
-    def is_between_events(self) -> bool:
-        """True between two events of a chunked stream, where a segment of whole events can be parsed later."""
-        return self.body.at_boundary and self.body.streamed
-
     def take_fast(self, segment: bytes, time: int, since: int = 0) -> bool:
         """Take a segment of events like the previous one, at the cost of a few comparisons; False for any other.
 
@@ -87,7 +82,7 @@ class ReplyRecorder:
         before = len(self.times)
         at, length, body = 0, len(segment), self.body
         while at < length:
-            if body.at_boundary and body.streamed:
+            if body.at_boundary:
                 at = self._take_chunks(segment, at, time)
                 if at == length:
                     break

@@ -35,7 +35,7 @@ class RequestTracker:
         self.samples = Samples()
         self.idle: list[Connection] = []
         self.backlog: deque[Connection | FinishedRequest] = deque()  # bytes to parse when there is time
-        self.sent = self.failed = 0
+        self.failed = 0
         self.recent_ttfts: list[int] = []  # ns, of requests that ended since the last report
         self._job, self._load, self._schedule = job, job.load, schedule
         self._connections, self._hot, self._gauge = connections, hot, gauge
@@ -70,7 +70,6 @@ class RequestTracker:
 
     def _send_request(self, connection: Connection, conversation: Conversation, due: int) -> None:
         body = conversation.next_body()
-        self.sent += 1
         if reason := connection.send_request(conversation, self._head % len(body) + body, due):
             self._connection_lost(connection, reason)
 
@@ -242,7 +241,7 @@ class RequestTracker:
     def _free_connection(self, connection: Connection) -> None:
         if connection.stage == ConnectionStage.BUSY:
             connection.stage = ConnectionStage.IDLE
-            self._connections.mark_cold(connection)
+            self._hot.streams[connection.fd] = None
         connection.conversation = None
         connection.is_unused = connection.can_defer = connection.awaits_head = False
         self.idle.append(connection)
