@@ -14,7 +14,7 @@ from moebox.core.plan import Plan
 from moebox.core.recipe import Hybrid
 from moebox.engines.llama_cpp import memory
 from moebox.errors import BadInput
-from moebox.planner import placement
+from moebox.planner import layouts
 from moebox.planner.candidates import base_recipe
 from moebox.planner.choose import choose_plan
 from moebox.planner.constraints import Constraints
@@ -131,7 +131,7 @@ def test_every_layer_is_on_one_device(nodes: int, gpus: int, ram: int, name: str
     model = catalogue.find_model(name)
     form = next(form for form in catalogue.published_checkpoints(name) if form.format == "gguf")
     recipe = dataclasses.replace(base_recipe(model, form, "llama.cpp", CONSTRAINTS), hybrid=Hybrid())
-    for spanning in placement.multi_node_recipes(box, model, form, recipe):
+    for spanning in layouts.multi_node_recipes(box, model, form, recipe):
         parts = memory.layers_by_device(box, model, spanning)
         assert [layer for part in parts for layer in part] == list(range(model.layers))
         assert len(parts) == len(memory.layer_devices(box, spanning.parallel.nodes))

@@ -16,7 +16,7 @@ from moebox.core.traits import Traits
 from moebox.engines.engine import load_engine
 from moebox.engines.flags import flag_catalogue
 from moebox.errors import refuse_if
-from moebox.planner import placement
+from moebox.planner import layouts
 from moebox.planner.constraints import (
     HYBRID_FLAGS,
     Constraints,
@@ -25,7 +25,6 @@ from moebox.planner.constraints import (
     gpu_only_engines,
     hybrid_engines,
 )
-from moebox.planner.layouts import possible_layouts
 from moebox.planner.rate import Candidate, PlanQuery, limit_utilization
 from moebox.sizing.constants import GRAPH_ESTIMATE_ENV
 from moebox.sizing.layout import indivisible_layout
@@ -113,7 +112,7 @@ def gpu_candidates(query: PlanQuery, checkpoint: Checkpoint, engine: EngineName)
     box, model, constraints = query.box, query.model, query.constraints
     base, bold = base_recipe(model, checkpoint, engine, constraints), constraints.bold
     gpus, traits = box.all_gpus, registry.engine_traits(engine)
-    for parallel in possible_layouts(query, checkpoint, engine):
+    for parallel in layouts.possible_layouts(query, checkpoint, engine):
         used = box.largest_gpus(parallel.gpu_count)
         generations = {gpus[index].generation for index in used}
         for preset in image_presets(generations, model, engine, constraints):
@@ -304,10 +303,10 @@ def ggml_candidates(query: PlanQuery, checkpoint: Checkpoint, engine: EngineName
         )
         counts = constraints.experts
         if counts is None:
-            counts = placement.expert_counts_that_fit(box, model, checkpoint, recipe)
-            for over_nodes in placement.multi_node_recipes(box, model, checkpoint, recipe):
+            counts = layouts.expert_counts_that_fit(box, model, checkpoint, recipe)
+            for over_nodes in layouts.multi_node_recipes(box, model, checkpoint, recipe):
                 yield Candidate(query=query, recipe=over_nodes, checkpoint=checkpoint, tier=tier + 1)
-        placed = placement.with_expert_layers(box, model, recipe, counts)
+        placed = layouts.with_expert_layers(box, model, recipe, counts)
         yield Candidate(query=query, recipe=placed, checkpoint=checkpoint, tier=tier)
 
 
