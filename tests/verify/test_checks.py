@@ -9,7 +9,7 @@ import pytest
 
 from moebox.core.verdict import HttpExchange
 from moebox.phantom.tool_questions import same_arguments
-from moebox.verify.checks.anthropic import ignored_choice
+from moebox.verify.checks.other_apis import ignored_choice
 from moebox.verify.checks.sampling import tokens_after_stop
 from moebox.verify.checks.streaming import _held_back, probe_silence
 from moebox.verify.checks.texts import garbling

@@ -5,15 +5,14 @@ from typing import NamedTuple
 from moebox.verify.checks import (
     agents,
     answers,
-    anthropic,
     cache,
     combinations,
     concurrency,
     errors,
     limits,
     long_context,
+    other_apis,
     prompts,
-    responses,
     routes,
     sampling,
     schemas,
@@ -39,6 +38,6 @@ _PROBES: tuple[Probes, ...] = (
     *(answers.ALIVE, answers.PLAIN, streaming.PROBES, prompts.PROBES, answers.ARITHMETIC, answers.CODE),
     *(schemas.PROBES, thinking.PROBES, tools.PROBES, agents.PROBES, sampling.PROBES, long_context.PROBES),
     *(cache.PROBES, routes.PROBES, concurrency.PROBES, limits.PROBES, errors.PROBES, vision.PROBES),
-    *(anthropic.PROBES, responses.PROBES, combinations.PROBES, trends.PROBES),
+    *(other_apis.MESSAGE_PROBES, other_apis.RESPONSE_PROBES, combinations.PROBES, trends.PROBES),
 )
 CHECKS = tuple(Check(name=name, probes=probes) for name, probes in zip(CHECK_NAMES, _PROBES, strict=True))

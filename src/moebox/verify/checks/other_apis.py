@@ -1,4 +1,4 @@
-"""anthropic: the messages API, if it is served, since Claude Code uses it."""
+"""anthropic and responses: the APIs that Claude Code and Codex use, if they are served."""
 
 import dataclasses
 import json
@@ -8,30 +8,50 @@ from moebox.core.verdict import Score
 from moebox.phantom.question import Question
 from moebox.stream.events import anthropic_prompt_tokens
 from moebox.verify.checks.errors import rejection_problem
-from moebox.verify.checks.schemas import CALL_TOKENS
+from moebox.verify.checks.schemas import CALL_TOKENS, draw_contradictions, schema_violation
 from moebox.verify.checks.streaming import first_difference
 from moebox.verify.checks.thinking import spilled_reasoning
+from moebox.verify.checks.tools import judge_calls
 from moebox.verify.checks.turns import HELLO, PADDING, PARTS_SLACK, assistant_turn, expect_growth, user_turn
 from moebox.verify.completions import ChatAnswer
-from moebox.verify.other_apis import NOT_OFFERED, key_headers, message_request, message_turns, send_request
+from moebox.verify.other_apis import (
+    NOT_OFFERED,
+    input_items,
+    key_headers,
+    message_request,
+    message_turns,
+    response_request,
+    send_request,
+)
 from moebox.verify.session import THINKING_TOKENS, ProbeFailed, ProbeSkipped, ProbeWarning, skip_if_rejected
-from moebox.verify.trials import CheckSession, Probes, QuestionAttempt, Request
+from moebox.verify.trials import CheckSession, Judge, Probes, QuestionAttempt, Request, judge_answer
 from moebox.verify.violations import object_of, objects_of, parse_strict_json
 
 FEW_TOKENS = 8  # for an answer that wants many more
+LEAST_OUTPUT_TOKENS = 16  # for the same: the responses API takes no lower limit
 
 
-async def probe_text(session: CheckSession) -> Score:
+def _api_attempt(session: CheckSession, request: Callable[..., Request], family: str, judge: Judge) -> QuestionAttempt:
+    """Attempts that ask a question by the API of `request`."""
+
+    async def send(question: Question, stream: bool) -> ChatAnswer:
+        return await send_request(session, request(session, question, stream=stream))
+
+    return QuestionAttempt(session, family, judge, send=send)
+
+
+async def probe_message(session: CheckSession) -> Score:
     """A question is answered, with stop_reason and usage, whole and streamed."""
 
-    def check_end(message: ChatAnswer) -> str:
+    def judge(question: Question, message: ChatAnswer) -> str:
         ended = message.finish_reason in ("end_turn", "stop_sequence")
-        return "" if ended else f"stop_reason {message.finish_reason!r} at the end of an answer"
+        reason = f"stop_reason {message.finish_reason!r} at the end of an answer"
+        return question.find_fault(message) if ended else reason
 
-    return await session.run_both_modes("text", _message_attempt(session, "copy", check_end), 0.13, 1)
+    return await session.run_both_modes("text", _api_attempt(session, message_request, "copy", judge), 0.13, 1)
 
 
-async def probe_same_words(session: CheckSession) -> Score:
+async def probe_same_message(session: CheckSession) -> Score:
     """The pieces of a stream are the text of the whole message."""
 
     async def attempt(stream: bool) -> str:
@@ -46,18 +66,33 @@ async def probe_same_words(session: CheckSession) -> Score:
     return await session.run_trials("text", attempt, 0.13, 1, stream=True)
 
 
-async def probe_tools(session: CheckSession) -> Score:
+async def probe_message_tools(session: CheckSession) -> Score:
     """A tool is called, whole and streamed, with its input as an object."""
-    await session.run_both_modes("tool-call", _message_attempt(session, "tool_call"), 0.13, 1)
-    return await session.run_both_modes("tool-call", _message_attempt(session, "tool_parallel"), 0.13, 1)
+
+    def judge(question: Question, message: ChatAnswer) -> str:
+        if question.family != "tool_parallel" or not message.calls:
+            return question.find_fault(message)
+        # Some of the wanted calls are enough: this API cannot ask for all at once
+        wanted = [(name, dict(given)) for name, given in question.expect]
+        made = [(call.name, parse_strict_json(call.arguments)) for call in message.calls]
+        others = [
+            f"{name}({json.dumps(given)}) was not asked for" for name, given in made if (name, given) not in wanted
+        ]
+        return others[0] if others else ""
+
+    for family in ("tool_call", "tool_parallel"):
+        attempt = _api_attempt(session, message_request, family, judge)
+        score = await session.run_both_modes("tool-call", attempt, 0.13, 1)
+    return score
 
 
-async def probe_tool_results(session: CheckSession) -> Score:
+async def probe_message_results(session: CheckSession) -> Score:
     """A tool_result block is read and used."""
-    return await session.run_both_modes("answer", _message_attempt(session, "tool_result"), 0.13, 1)
+    attempt = _api_attempt(session, message_request, "tool_result", Question.find_fault)
+    return await session.run_both_modes("answer", attempt, 0.13, 1)
 
 
-async def probe_system(session: CheckSession) -> None:
+async def probe_message_system(session: CheckSession) -> None:
     """`system` reaches the model, as a string and as blocks, with cache_control too: the prompt grows by it."""
     plain = message_request(session, session.draw("secret"))
     block = {"type": "text", "text": PADDING}
@@ -75,7 +110,7 @@ async def _input_tokens(session: CheckSession, body: Request) -> int | None:
     return anthropic_prompt_tokens((await send_request(session, limited, allow_marks=True)).usage)
 
 
-async def probe_blocks(session: CheckSession) -> None:
+async def probe_message_blocks(session: CheckSession) -> None:
     """A tool_result whose content is a list of blocks is the same result, as is a turn in several blocks."""
     question = dataclasses.replace(drawn := session.draw("tool_result"), tools=drawn.tools[:1])
 
@@ -112,7 +147,7 @@ def _as_blocks(turn: Request) -> Request:
     return turn | {"content": blocks}
 
 
-async def probe_thinking(session: CheckSession) -> str | ProbeWarning:
+async def probe_message_thinking(session: CheckSession) -> str | ProbeWarning:
     """Reasoning comes in blocks of its own, and the answer in text."""
     session.require_thinking()
     shown: list[bool] = []
@@ -146,7 +181,7 @@ async def probe_thinking(session: CheckSession) -> str | ProbeWarning:
     return warning or ("thinking blocks came" if all(shown) else "no thinking blocks came")
 
 
-async def probe_tool_choice(session: CheckSession) -> str | ProbeWarning:
+async def probe_message_choice(session: CheckSession) -> str | ProbeWarning:
     """tool_choice `any` and `tool` call a tool that is not needed, `none` does not call one that is."""
     ignored: list[str] = []
     for number, family in enumerate(("sums", "sums", "tool_call", "tool_call")):
@@ -171,7 +206,7 @@ def ignored_choice(choice: Mapping[str, str], called: Sequence[str]) -> str:
     return f"{' and '.join(called) or 'no tool'} was called though {choice.get('name', 'one')} was required"
 
 
-async def probe_limits(session: CheckSession) -> None:
+async def probe_message_limits(session: CheckSession) -> None:
     """stop_sequences stop, max_tokens ends, and stop_reason names which."""
     for stream in (False, True):
         request = message_request(session, session.draw("count", start=7, end=30), stream=stream)
@@ -189,7 +224,7 @@ async def probe_limits(session: CheckSession) -> None:
         session.failures.expect("limits", kept, reason, stream=stream)
 
 
-async def probe_rejection(session: CheckSession) -> ProbeWarning | None:
+async def probe_message_rejection(session: CheckSession) -> ProbeWarning | None:
     """A request without messages is rejected in this API's format."""
     url, body = f"{session.endpoint.base_url}/messages", {"model": session.endpoint.model, "max_tokens": 8}
     exchange = await session.post(url, body, headers=key_headers(session))
@@ -199,39 +234,91 @@ async def probe_rejection(session: CheckSession) -> ProbeWarning | None:
     return ProbeWarning(f"a request without messages: {reason}") if reason else None
 
 
-def _message_attempt(
-    session: CheckSession, family: str, check: Callable[[ChatAnswer], str] = lambda message: ""
-) -> QuestionAttempt:
-    """Attempts that ask a question over this API."""
-
-    async def send(question: Question, stream: bool) -> ChatAnswer:
-        return await send_request(session, message_request(session, question, stream=stream))
-
-    def judge(question: Question, message: ChatAnswer) -> str:
-        if reason := check(message):
-            return reason
-        if question.family != "tool_parallel" or not message.calls:
-            return question.find_fault(message)
-        # Some of the wanted calls are enough: this API cannot ask for all at once
-        wanted = [(name, dict(given)) for name, given in question.expect]
-        made = [(call.name, parse_strict_json(call.arguments)) for call in message.calls]
-        others = [
-            f"{name}({json.dumps(given)}) was not asked for" for name, given in made if (name, given) not in wanted
-        ]
-        return others[0] if others else ""
-
-    return QuestionAttempt(session, family, judge, send=send)
+async def probe_response(session: CheckSession) -> Score:
+    """A question is answered, whole and in events that come in order and add up to the answer."""
+    attempt = _api_attempt(session, response_request, "copy", judge_answer)
+    return await session.run_both_modes("text", attempt, 0.13, 1)
 
 
-PROBES: Probes = {
-    "text": probe_text,
-    "same words": probe_same_words,
-    "tools": probe_tools,
-    "and back": probe_tool_results,
-    "system": probe_system,
-    "blocks": probe_blocks,
-    "thinking": probe_thinking,
-    "choices": probe_tool_choice,
-    "limits": probe_limits,
-    "refused": probe_rejection,
+async def probe_response_tools(session: CheckSession) -> Score:
+    """A tool is called, whole and streamed, and the result of a call is read and used."""
+    attempt = _api_attempt(session, response_request, "tool_call", judge_calls)
+    await session.run_both_modes("tool-call", attempt, 0.13, 1)
+    attempt = _api_attempt(session, response_request, "tool_result", judge_answer)
+    score = await session.run_trials("answer", attempt, 0.13, 1)
+    question = session.draw("tool_result")
+    empty = {"type": "reasoning", "id": "rs_1", "summary": []}  # as Codex sends back what it was given
+    first, *others = input_items(question)
+    with skip_if_rejected("a turn with its own reasoning item is refused", "responses"):
+        await send_request(session, response_request(session, question) | {"input": [first, empty, *others]})
+    return score
+
+
+async def probe_response_schema(session: CheckSession) -> str:
+    """text.format binds the answer to a schema that the prompt argues against."""
+    draws = draw_contradictions(session.rng, session.options.trial_share(0.13, 2))
+    for number, (text, schema) in session.track(draws):
+        stream = number % 2 == 1
+        wanted = {"type": "json_schema", "name": "record", "strict": True, "schema": schema}
+        question = session.draw("secret")
+        body = response_request(session, question, stream=stream, text={"format": wanted}) | {"input": text}
+        with skip_if_rejected("the server does not accept text.format"):
+            answer = await send_request(session, body, allow_marks=True)
+        reason = "" if answer.finish_reason == "length" else schema_violation(answer.content.strip(), schema)
+        session.failures.add("schema", reason, stream=stream, where="text.format is not enforced")
+    return f"{len(draws)} schemas against contradicting prompts"
+
+
+async def probe_response_limit(session: CheckSession) -> None:
+    """max_output_tokens ends an answer with the status `incomplete`, and `instructions` are in the prompt."""
+    counts = []
+    for stream in (False, True):
+        request = response_request(session, session.draw("count", start=1, end=30), stream=stream)
+        request |= {"max_output_tokens": LEAST_OUTPUT_TOKENS, "instructions": PADDING if stream else "Hi."}
+        with skip_if_rejected("the server does not accept instructions"):
+            cut = await send_request(session, request, allow_marks=True)
+        made = cut.token_count("completion")
+        kept = made is None or made <= LEAST_OUTPUT_TOKENS
+        reason = f"{made} output_tokens with max_output_tokens {LEAST_OUTPUT_TOKENS}"
+        session.failures.expect("limits", kept, reason, stream=stream)
+        marked = cut.finish_reason == "length" or (made is not None and made < LEAST_OUTPUT_TOKENS)
+        reason = "the status is completed although max_output_tokens cut the answer"
+        session.failures.expect("finish", marked, reason, stream=stream)
+        counts.append(cut.token_count("prompt"))
+    expect_growth(session, "prompt", "24 words of instructions", counts[0], counts[1])
+
+
+async def probe_stored_response(session: CheckSession) -> str | ProbeWarning:
+    """A response that was stored is the beginning of the next one, if the server stores any."""
+    question = session.draw("secret")
+    with skip_if_rejected("the server stores no responses"):
+        first = await send_request(session, response_request(session, question, store=True))
+        body = response_request(session, session.draw("secret"), previous_response_id=first.id)
+        after = await send_request(session, body, allow_marks=True)
+    alone = await send_request(session, {key: body[key] for key in body if key != "previous_response_id"})
+    few, many = alone.token_count("prompt"), after.token_count("prompt")
+    if few is not None and many == few:
+        return ProbeWarning("previous_response_id is accepted and ignored: the prompt has as many tokens without it")
+    expect_growth(session, "prompt", "previous_response_id", few, many, LEAST_OUTPUT_TOKENS)
+    return "a stored response is continued"
+
+
+MESSAGE_PROBES: Probes = {
+    "text": probe_message,
+    "same words": probe_same_message,
+    "tools": probe_message_tools,
+    "and back": probe_message_results,
+    "system": probe_message_system,
+    "blocks": probe_message_blocks,
+    "thinking": probe_message_thinking,
+    "choices": probe_message_choice,
+    "limits": probe_message_limits,
+    "refused": probe_message_rejection,
+}
+RESPONSE_PROBES: Probes = {
+    "text": probe_response,
+    "tools": probe_response_tools,
+    "schema": probe_response_schema,
+    "limit": probe_response_limit,
+    "stored": probe_stored_response,
 }
