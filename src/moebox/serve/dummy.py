@@ -171,72 +171,60 @@ def random_floats(draw: random.Random, number: int, *, wide: bool, small: int) -
 
 
 def model_tensors(model: Model, layers: int, experts: int) -> Iterator[WeightEntry]:
-    """Every weight of the first layers; experts have the type `experts`, other matrices F16."""
-    hidden = model.hidden
+    """Every weight of the first layers; experts have the type `experts`, norms and routers F32, other matrices F16."""
+    hidden, moe = model.hidden, model.moe
     yield dummy_weight("token_embd.weight", (hidden, model.vocab), F16)
     yield dummy_weight("output_norm.weight", (hidden,), F32)
     yield dummy_weight("output.weight", (hidden, model.vocab), F16)
+    attention = mla_shapes(hidden, model.mla) if model.mla else gqa_shapes(model)
     for layer in range(layers):
-        at = f"blk.{layer}."
-        yield dummy_weight(f"{at}attn_norm.weight", (hidden,), F32)
-        yield from mla_tensors(at, hidden, model.mla) if model.mla else gqa_tensors(at, hidden, model.attention)
-        if model.gqa and architecture_name(model) == "qwen3moe":
-            yield dummy_weight(f"{at}attn_q_norm.weight", (model.gqa.head_dim,), F32)
-            yield dummy_weight(f"{at}attn_k_norm.weight", (model.gqa.head_dim,), F32)
-        yield dummy_weight(f"{at}ffn_norm.weight", (hidden,), F32)
-        if model.moe and layer >= model.dense_layers:
-            yield from moe_tensors(at, model, experts)
+        shapes = {"attn_norm": (hidden,), **attention, "ffn_norm": (hidden,)}
+        if moe and layer >= model.dense_layers:
+            shapes["ffn_gate_inp"] = (hidden, moe.experts)
+            if model.mla:
+                shapes["exp_probs_b"] = (moe.experts,)
+            shapes |= {f"ffn_{name}_exps": (hidden, moe.intermediate, moe.experts) for name in ("gate", "up")}
+            shapes["ffn_down_exps"] = (moe.intermediate, hidden, moe.experts)
+            if model.mla and moe.shared:
+                shapes |= ffn_shapes("_shexp", hidden, moe.shared_width)
         else:
-            yield from ffn_tensors(at, "", hidden, model.dense_intermediate)
+            shapes |= ffn_shapes("", hidden, model.dense_intermediate)
+        for name, shape in shapes.items():
+            matrix = experts if name.endswith("_exps") else F16
+            kind = F32 if len(shape) == 1 or name == "ffn_gate_inp" else matrix
+            yield dummy_weight(f"blk.{layer}.{name}.{'bias' if name == 'exp_probs_b' else 'weight'}", shape, kind)
 
 
-def mla_tensors(at: str, hidden: int, kind: Mla) -> Iterator[WeightEntry]:
+def mla_shapes(hidden: int, mla: Mla) -> dict[str, tuple[int, ...]]:
     """Latent attention as llama.cpp's deepseek2 names it."""
-    width = kind.nope + kind.rope
-    yield dummy_weight(f"{at}attn_kv_a_norm.weight", (kind.kv_lora,), F32)
-    if kind.q_lora:
-        yield dummy_weight(f"{at}attn_q_a_norm.weight", (kind.q_lora,), F32)
-        yield dummy_weight(f"{at}attn_q_a.weight", (hidden, kind.q_lora), F16)
-        yield dummy_weight(f"{at}attn_q_b.weight", (kind.q_lora, kind.heads * width), F16)
+    query = mla.heads * (mla.nope + mla.rope)
+    shapes: dict[str, tuple[int, ...]] = {"attn_kv_a_norm": (mla.kv_lora,)}
+    if mla.q_lora:
+        shapes |= {"attn_q_a_norm": (mla.q_lora,), "attn_q_a": (hidden, mla.q_lora), "attn_q_b": (mla.q_lora, query)}
     else:
-        yield dummy_weight(f"{at}attn_q.weight", (hidden, kind.heads * width), F16)
-    yield dummy_weight(f"{at}attn_kv_a_mqa.weight", (hidden, kind.kv_width), F16)
-    if kind.whole_heads:
-        both = kind.heads * (kind.nope + kind.v)
-        yield dummy_weight(f"{at}attn_kv_b.weight", (kind.kv_lora, both), F16)
+        shapes["attn_q"] = (hidden, query)
+    shapes["attn_kv_a_mqa"] = (hidden, mla.kv_width)
+    if mla.whole_heads:
+        shapes["attn_kv_b"] = (mla.kv_lora, mla.heads * (mla.nope + mla.v))
     else:
-        yield dummy_weight(f"{at}attn_k_b.weight", (kind.nope, kind.kv_lora, kind.heads), F16)
-        yield dummy_weight(f"{at}attn_v_b.weight", (kind.kv_lora, kind.v, kind.heads), F16)
-    yield dummy_weight(f"{at}attn_output.weight", (kind.heads * kind.v, hidden), F16)
+        shapes |= {"attn_k_b": (mla.nope, mla.kv_lora, mla.heads), "attn_v_b": (mla.kv_lora, mla.v, mla.heads)}
+    return shapes | {"attn_output": (mla.heads * mla.v, hidden)}
 
 
-def gqa_tensors(at: str, hidden: int, kind: Any) -> Iterator[WeightEntry]:
+def gqa_shapes(model: Model) -> dict[str, tuple[int, ...]]:
     """Grouped-query attention as llama.cpp's qwen3moe and llama name it; biases are left out."""
+    kind, hidden = model.attention, model.hidden
     assert isinstance(kind, Gqa)
-    for name, heads in (("q", kind.heads), ("k", kind.kv_heads), ("v", kind.kv_heads)):
-        yield dummy_weight(f"{at}attn_{name}.weight", (hidden, heads * kind.head_dim), F16)
-    yield dummy_weight(f"{at}attn_output.weight", (kind.heads * kind.head_dim, hidden), F16)
+    heads = {"q": kind.heads, "k": kind.kv_heads, "v": kind.kv_heads}
+    shapes: dict[str, tuple[int, ...]] = {f"attn_{name}": (hidden, n * kind.head_dim) for name, n in heads.items()}
+    shapes["attn_output"] = (kind.heads * kind.head_dim, hidden)
+    norms = ("attn_q_norm", "attn_k_norm") if architecture_name(model) == "qwen3moe" else ()
+    return shapes | dict.fromkeys(norms, (kind.head_dim,))
 
 
-def ffn_tensors(at: str, kind: str, hidden: int, width: int) -> Iterator[WeightEntry]:
+def ffn_shapes(kind: str, hidden: int, width: int) -> dict[str, tuple[int, ...]]:
     """Gate, up and down of one dense or shared block."""
-    for name in ("gate", "up"):
-        yield dummy_weight(f"{at}ffn_{name}{kind}.weight", (hidden, width), F16)
-    yield dummy_weight(f"{at}ffn_down{kind}.weight", (width, hidden), F16)
-
-
-def moe_tensors(at: str, model: Model, experts: int) -> Iterator[WeightEntry]:
-    """Router, routed and shared experts of one layer."""
-    assert model.moe
-    hidden, width, number = model.hidden, model.moe.intermediate, model.moe.experts
-    yield dummy_weight(f"{at}ffn_gate_inp.weight", (hidden, number), F32)
-    if model.mla:
-        yield dummy_weight(f"{at}exp_probs_b.bias", (number,), F32)
-    for name in ("gate", "up"):
-        yield dummy_weight(f"{at}ffn_{name}_exps.weight", (hidden, width, number), experts)
-    yield dummy_weight(f"{at}ffn_down_exps.weight", (width, hidden, number), experts)
-    if model.mla and model.moe.shared:
-        yield from ffn_tensors(at, "_shexp", hidden, model.moe.shared_width)
+    return {f"ffn_gate{kind}": (hidden, width), f"ffn_up{kind}": (hidden, width), f"ffn_down{kind}": (width, hidden)}
 
 
 def architecture_name(model: Model) -> str:
@@ -254,8 +242,15 @@ def gguf_metadata(model: Model, layers: int) -> dict[str, MetadataValue]:
         "feed_forward_length": max(model.dense_intermediate, 1), "attention.head_count": model.attention.heads,
         "vocab_size": model.vocab, "rope.freq_base": 50000.0, "attention.layer_norm_rms_epsilon": 1e-5,
     }  # fmt: skip
-    if model.mla:
-        keys |= mla_keys(model.mla)
+    if mla := model.mla:  # the cache has one head of latent and rope together, or all heads
+        key, value = mla.nope + mla.rope, mla.v
+        keys |= {"attention.kv_lora_rank": mla.kv_lora, "rope.dimension_count": mla.rope}
+        keys |= {"attention.q_lora_rank": mla.q_lora} if mla.q_lora else {}
+        keys["attention.head_count_kv"] = mla.heads if mla.whole_heads else 1
+        if not mla.whole_heads:
+            keys |= {"attention.key_length_mla": key, "attention.value_length_mla": value}
+            key, value = mla.kv_width, mla.kv_lora
+        keys |= {"attention.key_length": key, "attention.value_length": value}
     else:
         kind = model.attention
         assert isinstance(kind, Gqa), f"{model.name}: {type(kind).__name__} is not rehearsed as a GGUF"
@@ -276,22 +271,6 @@ def gguf_metadata(model: Model, layers: int) -> dict[str, MetadataValue]:
         "tokenizer.ggml.bos_token_id": 256, "tokenizer.ggml.eos_token_id": 258, "tokenizer.ggml.padding_token_id": 268,
         "tokenizer.ggml.add_bos_token": False, "tokenizer.chat_template": TEMPLATE,
     }  # fmt: skip
-
-
-def mla_keys(kind: Mla) -> dict[str, int]:
-    """Widths of latent attention; the cache has one head of latent and rope together, or all heads."""
-    keys = {"attention.kv_lora_rank": kind.kv_lora, "rope.dimension_count": kind.rope}
-    keys |= {"attention.q_lora_rank": kind.q_lora} if kind.q_lora else {}
-    key, value = kind.nope + kind.rope, kind.v
-    if kind.whole_heads:
-        heads = {"attention.head_count_kv": kind.heads}
-        return keys | heads | {"attention.key_length": key, "attention.value_length": value}
-    keys |= {
-        "attention.head_count_kv": 1,
-        "attention.key_length": kind.kv_width,
-        "attention.value_length": kind.kv_lora,
-    }
-    return keys | {"attention.key_length_mla": key, "attention.value_length_mla": value}
 
 
 def build_vocabulary(size: int) -> tuple[list[str], list[int]]:
