@@ -131,14 +131,28 @@ def _stream_events(url: str, headers: Mapping[str, str], body: Json, timeout_s: 
         with httpx2.stream("POST", url, headers=dict(headers), json=body, timeout=timeout_s, trust_env=False) as answer:
             if answer.status_code != 200:
                 answer.read()
-                raise _refusal_error(url, answer.status_code, answer.text)
+                status, reason = answer.status_code, " ".join(answer.text.split())[:200]
+                if status in (404, 405, 501):
+                    hint = "vLLM, SGLang and llama.cpp of 2026 have it; older ones need a translating proxy"
+                    raise AnswerIsNo(f"{url}: this server does not speak that protocol ({status})", hint=hint)
+                if status in AUTH_STATUSES:
+                    raise AnswerIsNo(f"{url}: refused the key ({status})", hint=KEY_HINT)
+                raise AnswerIsNo(f"{url}: answered {status}: {reason}")
             for number, data in enumerate(_event_data(url, answer.iter_bytes())):
                 if is_done_mark(data):
                     return
                 if number == MAX_EVENTS:
                     limit = f"though asked for {MAX_TOKENS:,} tokens at most"
                     raise AnswerIsNo(f"{url}: more than {MAX_EVENTS:,} events, {limit}")
-                event = _parse_event(url, data.decode(errors="replace"))
+                text = data.decode(errors="replace")
+                try:
+                    event = json.loads(text)
+                except (ValueError, RecursionError):
+                    raise AnswerIsNo(f"{url}: streamed something that is not JSON: {text[:120]!r}") from None
+                if not isinstance(event, dict):
+                    raise AnswerIsNo(f"{url}: streamed {text[:60]!r} instead of an object")
+                if event.get("error") or event.get("type") == "error":
+                    raise AnswerIsNo(f"{url}: failed while answering: {text.strip()[:200]}")
                 yield event
                 if event.get("type") == "message_stop":
                     return
@@ -156,24 +170,3 @@ def _event_data(url: str, blocks: Iterable[bytes]) -> Iterator[bytes]:
         if time.monotonic() > until:
             raise AnswerIsNo(f"{url}: the reply had no end within {format_seconds(MAX_REPLY_S)}")
     yield from (data for _, data in parser.close() if data.strip())
-
-
-def _parse_event(url: str, text: str) -> Json:
-    try:
-        event = json.loads(text)
-    except (ValueError, RecursionError):
-        raise AnswerIsNo(f"{url}: streamed something that is not JSON: {text[:120]!r}") from None
-    if not isinstance(event, dict):
-        raise AnswerIsNo(f"{url}: streamed {text[:60]!r} instead of an object")
-    if event.get("error") or event.get("type") == "error":
-        raise AnswerIsNo(f"{url}: failed while answering: {text.strip()[:200]}")
-    return event
-
-
-def _refusal_error(url: str, status: int, text: str) -> AnswerIsNo | ExternalError:
-    if status in (404, 405, 501):
-        hint = "vLLM, SGLang and llama.cpp of 2026 have it; older ones need a translating proxy"
-        return AnswerIsNo(f"{url}: this server does not speak that protocol ({status})", hint=hint)
-    if status in AUTH_STATUSES:
-        return AnswerIsNo(f"{url}: refused the key ({status})", hint=KEY_HINT)
-    return AnswerIsNo(f"{url}: answered {status}: {' '.join(text.split())[:200]}")

@@ -3,7 +3,6 @@
 import json
 import re
 import threading
-from collections.abc import Sequence
 
 import msgspec
 
@@ -123,34 +122,19 @@ def compare_with_plan(facts: EngineFacts, memory: Memory | None) -> list[PlanRea
     if facts.kv_tokens:
         planned = float(memory.kv_tokens) if memory else None
         rows.append(PlanRealityRow(what="cache", planned=planned, real=facts.kv_tokens, unit="tokens"))
-    for place in merge_host_buffers(facts.devices):
-        sizes = place.sizes_by_name()
-        for what in COMPARED:
-            real = sizes.get(f"{what}_bytes")
-            if real:
-                planned = planned_bytes(memory, place.device, what)
-                rows.append(PlanRealityRow(what=what, device=place.device, planned=planned, real=real, unit="bytes"))
-    return rows
-
-
-def merge_host_buffers(devices: Sequence[DeviceFacts]) -> list[DeviceFacts]:
-    """Merge llama.cpp's host buffers (CPU, CPU_Mapped, CPU_REPACK, CUDA_Host) into one row."""
     places: dict[str, DeviceFacts] = {}
-    for row in devices:
+    for row in facts.devices:  # llama.cpp's host buffers (CPU, CPU_Mapped, CPU_REPACK, CUDA_Host) are one place
         on_host = row.device.lower().startswith(CPU_NAMES) or row.device.endswith("_Host")
         name = "ram" if on_host else row.device
         places[name] = places.get(name, DeviceFacts(device=name)).merge_with(row)
-    return list(places.values())
-
-
-def planned_bytes(memory: Memory | None, device: str, what: str) -> float | None:
-    """The plan's figure for a device: "CUDA1", "TP1" and "gpu1" are the same GPU."""
-    if memory is None:
-        return None
-    digits = "".join(char for char in device if char.isdigit())
-    name = "ram" if device == "ram" else f"gpu{digits or 0}"
-    planned = {place.device: place for place in memory.devices}.get(name)
-    if planned is None:
-        return None
-    figure = {"weights": planned.weights_total, "kv": planned.kv, "activation": planned.activations}.get(what)
-    return float(figure) if figure else None
+    by_name = {place.device: place for place in memory.devices} if memory else {}
+    for name, place in places.items():
+        digits = "".join(filter(str.isdigit, name))  # "CUDA1", "TP1" and "gpu1" are the same GPU
+        budget = by_name.get("ram" if name == "ram" else f"gpu{digits or 0}")
+        figures = {"weights": budget.weights_total, "kv": budget.kv, "activation": budget.activations} if budget else {}
+        sizes = place.sizes_by_name()
+        for what in COMPARED:
+            if real := sizes.get(f"{what}_bytes"):
+                planned = float(figures.get(what, 0)) or None
+                rows.append(PlanRealityRow(what=what, device=name, planned=planned, real=real, unit="bytes"))
+    return rows
