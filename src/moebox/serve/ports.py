@@ -20,34 +20,24 @@ def start_on_free_port(
 ) -> EngineSession:
     """Start an engine on the recipe's port, or on a free one if that is taken. The caller stops it."""
     for left in reversed(range(PORT_TRIES)):
-        recipe = with_free_port(deployment.recipe, run.id, notify=notify)
+        recipe = deployment.recipe
+        if not (recipe.listen.port and recipe_port_is_free(recipe, run.id)):
+            free = preflight.find_free_port(recipe.listen.host, deployment.engine.ports)
+            if recipe.listen.port:
+                notify(f"port {recipe.listen.port} is taken; using {free}")
+            recipe = recipe.with_port(free)
         try:
-            return _start_and_check(deployment.with_recipe(recipe), run, patience_s=patience_s)
+            session = launch_engine(prepare_launch(deployment.with_recipe(recipe), name=run.id), run)
+            session.wait_ready(patience_s=patience_s)
+            port = session.prepared.launch.port
+            if recipe.runtime.kind in ("native", "embedded") and not engine_listens_on(port, run.id):
+                session.stop()
+                raise ExternalError(f"port {port} is answered by another program than the engine that was started")
+            return session
         except ExternalError:
             if not left or recipe_port_is_free(recipe, run.id):
                 raise
     raise AssertionError("the last try raises")
-
-
-def _start_and_check(deployment: Deployment, run: Run, *, patience_s: float) -> EngineSession:
-    session = launch_engine(prepare_launch(deployment, name=run.id), run)
-    session.wait_ready(patience_s=patience_s)
-    port = session.prepared.launch.port
-    if deployment.recipe.runtime.kind in ("native", "embedded") and not engine_listens_on(port, session.run.id):
-        session.stop()
-        raise ExternalError(f"port {port} is answered by another program than the engine that was started")
-    return session
-
-
-def with_free_port(recipe: Recipe, holder: str, *, notify: Notify) -> Recipe:
-    """The recipe with its own port if that is free, else with another one."""
-    listen = recipe.listen
-    if listen.port and recipe_port_is_free(recipe, holder):
-        return recipe
-    port = preflight.find_free_port(listen.host, registry.engine_traits(recipe.engine).ports)
-    if listen.port:
-        notify(f"port {listen.port} is taken; using {port}")
-    return recipe.with_port(port)
 
 
 def recipe_port_is_free(recipe: Recipe, holder: str) -> bool:
