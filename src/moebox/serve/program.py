@@ -55,7 +55,7 @@ class GuardedProgram:
                 log=str(self.log),
                 state_path=str(state.guard_state_path(run.id)),
                 cwd=config.cwd or os.getcwd(),
-                leases=tuple(lease.descriptor for lease in leases),
+                leases=leases,
             )
             self.guard = start_guard(run.id, run, guard_config)
         instance = state.Instance(

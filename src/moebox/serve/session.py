@@ -336,7 +336,7 @@ def launch_engine(
         run.add_event(started)
         log = run.path / "engine.log"
         log_start = log.stat().st_size if log.exists() else 0
-        guard = start_engine_guard(prepared, run, tuple(lease.descriptor for lease in held), stop_signals or ())
+        guard = start_engine_guard(prepared, run, held, stop_signals or ())
     instance = state.Instance(
         id=name,
         run=str(run.path),

@@ -229,11 +229,6 @@ class Lease:
         self.file.write(holder)
         self.file.flush()
 
-    @property
-    def descriptor(self) -> int:
-        """The descriptor to pass on to the guard, which then holds the lease."""
-        return self.file.fileno()
-
     def close(self) -> None:
         """Close this copy; the lease ends with the last one."""
         self.file.close()
@@ -265,23 +260,19 @@ def hold_endpoint(url: str, holder: str) -> Iterator[None]:
         other = problem.message.rpartition(" is in use by ")[2]
         hint = "wait until it ends: each would change what the other measures"
         raise ExternalError(f"{url} is being measured by {other}", hint=hint) from None
-    try:
+    with contextlib.closing(lease):
         yield
-    finally:
-        lease.close()
 
 
 @contextlib.contextmanager
-def take_leases(names: Iterable[str], holder: str) -> Any:
-    """Take all of these leases or none. This process's copies are closed at the end."""
-    held: list[Lease] = []
-    try:
-        for name in sorted(names):
-            held.append(Lease(name, holder))  # noqa: PERF401  (each must be closed if a later one fails)
-        yield held
-    finally:
-        for lease in held:
-            lease.close()
+def take_leases(names: Iterable[str], holder: str) -> Iterator[tuple[int, ...]]:
+    """Take all of these leases or none, and yield their descriptors, which the guard then holds.
+
+    This process's copies are closed at the end.
+    """
+    with contextlib.ExitStack() as held:
+        leases = [held.enter_context(contextlib.closing(Lease(name, holder))) for name in sorted(names)]
+        yield tuple(lease.file.fileno() for lease in leases)
 
 
 def update_instance(instance: Instance, **fields: Any) -> Instance:
