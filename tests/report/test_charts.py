@@ -7,8 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moebox.assess.devices import DeviceParts
-from moebox.report.bars import draw_memory, draw_phases, draw_ranking, group_equal_devices
-from moebox.report.charts import ChartAxis, ChartSeries, draw_lines
+from moebox.report.charts import (
+    ChartAxis,
+    ChartSeries,
+    draw_lines,
+    draw_memory,
+    draw_phases,
+    draw_ranking,
+    group_equal_devices,
+)
 from moebox.report.svg import DARK, LIGHT, axis_ticks, inline_colours
 
 ANY = st.floats(allow_nan=True, allow_infinity=True, width=32)

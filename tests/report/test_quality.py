@@ -8,7 +8,7 @@ from moebox.core.endpoint import endpoint_from_url
 from moebox.quality import measure
 from moebox.quality.measure import QualityGate
 from moebox.report.files import write_report
-from moebox.report.sections.quality import quality_section
+from moebox.report.sections.checks import quality_section
 from moebox.runs.reader import read_run
 from moebox.store import Run
 from tests.quality.toy_server import ToyServer, few_texts

@@ -3,7 +3,7 @@
 Sections decide what is shown, templates how it looks. A block's `kind` names its template.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -146,6 +146,12 @@ def titled_chart(
 ) -> ReportChart | None:
     """A drawing with its heading, or None without a drawing."""
     return ReportChart(title=title, svg=svg, legend=tuple(legend), caption=caption, wide=wide) if svg else None
+
+
+def chart_blocks(charts: Iterable[ReportChart | None]) -> list[Charts]:
+    """Drawings as one block; none if nothing could be drawn."""
+    drawn = tuple(filter(None, charts))
+    return [Charts(charts=drawn)] if drawn else []
 
 
 def drop_empty_columns(table: ReportTable, *, single_run: bool) -> ReportTable:

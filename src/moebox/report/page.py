@@ -19,14 +19,13 @@ from moebox.assess.naming import box_title, engine_title, label_runs, model_titl
 from moebox.assess.run import assess_run
 from moebox.escape import escape_invisible
 from moebox.report.block import Section
-from moebox.report.sections.checks import check_evidence, checks_section, probe_evidence, score_text
+from moebox.report.sections.checks import check_evidence, checks_section, probe_evidence, quality_section, score_text
 from moebox.report.sections.compare import compare_section, models_section
 from moebox.report.sections.hardware import hardware_section
 from moebox.report.sections.kernels import kernels_section
 from moebox.report.sections.launches import attempts_section, climb_section, problems_section, recommendations_section
 from moebox.report.sections.memory import memory_section, plan_section
 from moebox.report.sections.performance import figures_section, performance_section
-from moebox.report.sections.quality import quality_section
 from moebox.report.sections.reproduce import notes_section, reproduce_section
 from moebox.report.sections.summary import summary_section
 from moebox.report.sections.tasks import tasks_section

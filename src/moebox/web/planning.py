@@ -28,9 +28,8 @@ from moebox.errors import MoeboxError, UnknownName, refuse_if
 from moebox.flows import recipes
 from moebox.planner.constraints import Constraints
 from moebox.planner.speed import Speed
-from moebox.report.bars import group_equal_devices
-from moebox.report.block import Block, Bullets, Charts, CustomBlock, ReportChart, titled_chart
-from moebox.report.charts import ChartAxis, ChartSeries, draw_lines, series_legend, whole_number
+from moebox.report.block import Block, Bullets, Charts, CustomBlock, ReportChart
+from moebox.report.charts import ChartAxis, ChartSeries, group_equal_devices, line_chart, whole_number
 from moebox.report.sections.memory import join_texts, memory_chart
 from moebox.report.svg import run_colour
 from moebox.store import calibrations
@@ -268,8 +267,8 @@ def forecast_chart(answer: PlanReply) -> ReportChart | None:
         series.append(ChartSeries(name=name, colour=run_colour(place), points=points, band=band))
     x = ChartAxis(title="concurrent streams", log=True, ticks=tuple(map(float, CONCURRENCIES[1:])), format=whole_number)
     label = "Forecast decode rate against streams, by context"
-    svg = draw_lines(series, x=x, y=ChartAxis(title="decode tok/s"), label=label)
-    return titled_chart("Forecast by context behind each stream", svg, legend=series_legend(series))
+    y = ChartAxis(title="decode tok/s")
+    return line_chart("Forecast by context behind each stream", series, x=x, y=y, label=label)
 
 
 def list_rows() -> list[tuple[str, str, str, str, str]]:

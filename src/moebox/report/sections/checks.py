@@ -1,4 +1,7 @@
-"""Whether replies are correct: each check's verdict, its probes and the evidence to unfold."""
+"""Whether replies are correct: each check's verdict, its probes and the evidence to unfold.
+
+And how far a server's log-probabilities are from a reference, by kind of text and by depth.
+"""
 
 import json
 from collections.abc import Sequence
@@ -7,7 +10,19 @@ from moebox.assess.assessment import Tone
 from moebox.assess.format import join_names, unique_names
 from moebox.core.verdict import CheckVerdict, Mark, Probe, Score
 from moebox.redact import hide_secrets
-from moebox.report.block import Block, CustomBlock, ReportTable, Section, table_columns, text_cell
+from moebox.report.block import (
+    Block,
+    CustomBlock,
+    ReportTable,
+    Section,
+    TableCell,
+    chart_blocks,
+    figure_cell,
+    table_columns,
+    text_cell,
+    titled_chart,
+)
+from moebox.report.charts import draw_ranking
 from moebox.report.svg import run_colour
 from moebox.runs.record import RunRecord
 
@@ -15,6 +30,11 @@ TONES: dict[Mark, Tone] = {"pass": "good", "fail": "bad", "skip": "quiet", "warn
 SIGNS: dict[Mark, str] = {"pass": "✓ pass", "fail": "✗ fail", "skip": "– skipped", "warn": "! warning"}
 MAX_PIECES, MAX_FAILED_PIECES = 2, 12  # pieces of evidence shown for a probe; more for one that failed
 MAX_EVIDENCE_CHARS = 4_000  # of one piece; the file in the run folder has all of it
+QUALITY_NOTE = (
+    "Mean KL divergence in nats with its 95% interval; servers give the most likely tokens only, so it is a lower "
+    "bound. Perplexity is the ratio to the reference's."
+)
+QUALITY_HEADS = ("Texts", "KL, nats", "99th percentile", "Same top token", "Perplexity", "Positions")
 
 
 def checks_section(records: Sequence[RunRecord]) -> Section:
@@ -89,3 +109,36 @@ def limit_text(value: object) -> str:
     if len(text) <= MAX_EVIDENCE_CHARS:
         return text
     return f"{text[:MAX_EVIDENCE_CHARS]}\n… {len(text) - MAX_EVIDENCE_CHARS:,} more characters in the run folder"
+
+
+def quality_section(records: Sequence[RunRecord]) -> Section:
+    """Figures and pictures of each run with a quality result that was judged."""
+    blocks: list[Block] = []
+    sentences = []
+    for place, record in enumerate(records):
+        judged = record.quality.judged if record.quality else None
+        if record.quality is None or judged is None:
+            continue
+        rows, bars = [], {}
+        for figures in (judged.figures, *judged.by_kind, *judged.by_depth):
+            mean, ratio = figures.mean_kl, figures.perplexity_ratio
+            interval = f"{mean.low:.4f} to {mean.high:.4f}"
+            bars[figures.name] = (figures.name, run_colour(place), mean.value, interval)
+            cells = [TableCell(text=figures.name, value=figures.name)]
+            cells += [TableCell(text=f"{mean.value:.4f}", value=mean.value, aside=interval)]
+            cells += [figure_cell(figures.p99_kl.value, digits=3)]
+            cells += [TableCell(text=f"{figures.same_top.value:.1%}", value=figures.same_top.value)]
+            cells += [figure_cell(ratio.value if ratio else None, digits=3), figure_cell(float(figures.positions))]
+            rows.append(tuple(cells))
+        caption = f"Against {record.quality.references[judged.nearest]}{record.title_suffix}"
+        blocks.append(
+            ReportTable(caption=caption, columns=table_columns(*QUALITY_HEADS), rows=tuple(rows), note=QUALITY_NOTE)
+        )
+        charts = []
+        for title, parts in (("kind of text", judged.by_kind), ("depth in the context", judged.by_depth)):
+            heading = f"Divergence by {title}{record.title_suffix}"
+            chart = draw_ranking([bars[part.name] for part in parts], label=heading, unit="nats")
+            charts.append(titled_chart(heading, chart))
+        blocks += chart_blocks(charts)
+        sentences.append(f"{record.sentence_prefix}{judged.verdict}.")
+    return Section(id="quality", title="Quality", lead=" ".join(sentences), blocks=tuple(blocks))

@@ -9,19 +9,19 @@ from moebox.assess.assessment import Tone
 from moebox.assess.format import count_phrase, format_change, format_ms
 from moebox.assess.recommend import recommend
 from moebox.core.event import ClimbStep
-from moebox.report.bars import draw_phases
 from moebox.report.block import (
     Block,
-    Charts,
     CustomBlock,
     ReportTable,
     Section,
     TableCell,
+    chart_blocks,
     figure_cell,
     table_columns,
     text_cell,
     titled_chart,
 )
+from moebox.report.charts import draw_phases
 from moebox.report.sections.checks import SIGNS, TONES
 from moebox.report.svg import run_colour
 from moebox.runs.record import LogProblem, Outcome, RunRecord
@@ -62,8 +62,7 @@ def attempts_section(records: Sequence[RunRecord]) -> Section:
     blocks: list[Block] = [CustomBlock(kind="attempts", data=rows)] if rows else []
     for record in records:
         svg = draw_phases(record.phases, label=f"Where the time of {record.label} went")
-        chart = titled_chart(f"Where the time went{record.title_suffix}", svg, wide=True)
-        blocks += [Charts(charts=(chart,))] if chart else []
+        blocks += chart_blocks([titled_chart(f"Where the time went{record.title_suffix}", svg, wide=True)])
     counts = Counter(attempt.outcome for _, _, attempt in found)
     parts = [f"{counts[outcome]} {text}" for outcome, (text, _) in OUTCOMES.items() if counts[outcome]]
     rehearsals = count_phrase(sum(attempt.is_rehearsal for _, _, attempt in found), "rehearsal", "among them.")

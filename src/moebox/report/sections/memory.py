@@ -19,22 +19,22 @@ from moebox.assess.format import (
     group_by,
     unique_names,
 )
-from moebox.report.bars import PART_COLOURS, draw_memory, group_equal_devices
 from moebox.report.block import (
     Block,
-    Charts,
     LegendKey,
     ReportChart,
     ReportTable,
     Section,
     TableCell,
     bullet_list,
+    chart_blocks,
     drop_empty_columns,
     figure_cell,
     table_columns,
     text_cell,
     titled_chart,
 )
+from moebox.report.charts import PART_COLOURS, draw_memory, group_equal_devices
 from moebox.report.svg import run_colour
 from moebox.runs.record import RunRecord
 from moebox.units import plural
@@ -78,7 +78,6 @@ def memory_section(records: Sequence[RunRecord]) -> Section | None:
     has_gpu = any(record.gpus for record in records)
     gpus, host = [row for row in rows if not row[2].on_host], [row for row in rows if row[2].on_host]
     title = "Memory per GPU" if has_gpu else "As the engine reports it"
-    charts = tuple(filter(None, (memory_chart(title, gpus), memory_chart("Host memory", host))))
     cells = [memory_cells(record, index, side) for index, record in enumerate(records) for side in memory_sides(record)]
     table = ReportTable(
         caption="The fullest GPU" if has_gpu else "Host memory",
@@ -86,8 +85,9 @@ def memory_section(records: Sequence[RunRecord]) -> Section | None:
         rows=tuple(cells),
         note=" ".join(unique_names(record.memory_note for record in records)),
     )
-    blocks = (Charts(charts=charts), drop_empty_columns(table, single_run=len(records) == 1))
-    return Section(id="memory", title="Memory", lead=memory_lead(records), blocks=blocks)
+    blocks: list[Block] = [*chart_blocks((memory_chart(title, gpus), memory_chart("Host memory", host)))]
+    blocks.append(drop_empty_columns(table, single_run=len(records) == 1))
+    return Section(id="memory", title="Memory", lead=memory_lead(records), blocks=tuple(blocks))
 
 
 def memory_chart(title: str, rows: Sequence[tuple[str, str, DeviceParts]]) -> ReportChart | None:

@@ -6,19 +6,17 @@ from itertools import accumulate
 
 from moebox.assess.assessment import Tone
 from moebox.assess.format import capitalize, format_ms, format_number, short_number, tick_ms, unique_names
-from moebox.report.bars import draw_ranking
 from moebox.report.block import (
-    Block,
-    Charts,
     ReportChart,
     ReportTable,
     Section,
     TableCell,
     TableColumn,
+    chart_blocks,
     text_cell,
     titled_chart,
 )
-from moebox.report.charts import ChartAxis, ChartSeries, draw_lines, series_legend, whole_number
+from moebox.report.charts import ChartAxis, ChartSeries, draw_ranking, line_chart, whole_number
 from moebox.report.samples import SampleDigest, digest_samples
 from moebox.report.svg import run_colour
 from moebox.runs.record import LoadResult, RunRecord
@@ -53,11 +51,10 @@ CURVES = (
 def performance_section(records: Sequence[RunRecord]) -> Section:
     """Every drawing there is data for, workload by workload."""
     groups: list[list[ReportChart | None]] = [load_charts(records, workload) for workload in workload_names(records)]
-    groups.append([rate_chart(records, "Token generation, one stream", "tg_tok_s")])
-    groups[-1].append(rate_chart(records, "Prompt processing", "pp_tok_s"))
+    single = (("Token generation, one stream", "tg_tok_s"), ("Prompt processing", "pp_tok_s"))
+    groups.append([rate_chart(records, title, field) for title, field in single])
     groups.append([*sample_charts(records), position_chart(records), server_chart(records)])
-    drawn = [tuple(filter(None, charts)) for charts in groups]
-    blocks: tuple[Block, ...] = tuple(Charts(charts=charts) for charts in drawn if charts)
+    blocks = tuple(block for charts in groups for block in chart_blocks(charts))
     loads = [load for record in records for load in record.loads]
     lead = ""
     if any(load.flags for load in loads):
@@ -99,9 +96,8 @@ def load_charts(records: Sequence[RunRecord], workload: str) -> list[ReportChart
         y = ChartAxis(title=curve.axis, format=short_number)
         if curve.latency:
             y = ChartAxis(title=curve.axis, format=format_ms, tick=tick_ms)
-        svg = draw_lines(series, x=x, y=y, label=f"{curve.title} against {x.title}{suffix}")
-        caption = best_points(series, x, y)
-        charts.append(titled_chart(curve.title + suffix, svg, legend=series_legend(series), caption=caption))
+        label, caption = f"{curve.title} against {x.title}{suffix}", best_points(series, x, y)
+        charts.append(line_chart(curve.title + suffix, series, x=x, y=y, label=label, caption=caption))
     return charts
 
 
@@ -156,26 +152,22 @@ def sample_charts(records: Sequence[RunRecord]) -> list[ReportChart | None]:
         total, sums = sum(digest.counts), accumulate(digest.counts)
         points = tuple((edge, share / total) for edge, share in zip(digest.edges[1:], sums, strict=True))
         gaps.append(ChartSeries(name=name, colour=colour, points=points, markers=False))
-    svg = draw_lines(
+    gap_chart = line_chart(
+        "Gaps between tokens (ITL)",
         gaps,
         x=ChartAxis(title="time between tokens", log=True, format=format_ms, tick=tick_ms),
         y=ChartAxis(title="share of gaps not longer", log=False, format=lambda share: f"{share * 100:.3g}%"),
         label="Time between tokens: share of gaps not longer",
+        caption=f"P50 and P99: {'; '.join(f'{name} {marks}' for name, _, _, marks in digests)}.",
     )
-    caption = f"P50 and P99: {'; '.join(f'{name} {marks}' for name, _, _, marks in digests)}."
-    gap_chart = titled_chart("Gaps between tokens (ITL)", svg, legend=series_legend(gaps), caption=caption)
     lines = [
         ChartSeries(name=name, colour=colour, points=digest.over_time, markers=False)
         for name, colour, digest, _ in digests
         if len(digest.over_time) > 2
     ]
-    svg = draw_lines(
-        lines,
-        x=ChartAxis(title="seconds into the measurement", log=False),
-        y=ChartAxis(title="output tok/s"),
-        label="Output tokens per second over time",
-    )
-    return [gap_chart, titled_chart("Throughput over time", svg, legend=series_legend(lines))]
+    x, y = ChartAxis(title="seconds into the measurement", log=False), ChartAxis(title="output tok/s")
+    label = "Output tokens per second over time"
+    return [gap_chart, line_chart("Throughput over time", lines, x=x, y=y, label=label)]
 
 
 def sample_digests(records: Sequence[RunRecord]) -> list[tuple[str, int, SampleDigest, str]]:
@@ -218,8 +210,7 @@ def position_chart(records: Sequence[RunRecord]) -> ReportChart | None:
             points = tuple((float(part.last), part.tok_s) for part in table)
             series.append(ChartSeries(name=record.label, colour=run_colour(index), points=points, markers=False))
     x, y = ChartAxis(title="tokens into the reply"), ChartAxis(title="tok/s of one stream")
-    svg = draw_lines(series, x=x, y=y, label="Speed by position")
-    return titled_chart("Does it sag", svg, legend=series_legend(series))
+    return line_chart("Does it sag", series, x=x, y=y, label="Speed by position")
 
 
 def server_chart(records: Sequence[RunRecord]) -> ReportChart | None:
@@ -241,10 +232,9 @@ def server_chart(records: Sequence[RunRecord]) -> ReportChart | None:
             ]
             series.append(ChartSeries(name=name, colour=place, points=tuple(pairs), markers=False))
     x, y = ChartAxis(title="seconds", zero=False), ChartAxis(title="requests")
-    svg = draw_lines(series, x=x, y=y, label="Requests running and waiting")
     caption = f"At most {view.peak_kv_use:.0%} of the KV cache in use." if view.peak_kv_use is not None else ""
     at = f" at {load.concurrency:,.0f}" if load.concurrency else ""
-    return titled_chart(f"On the server{at}", svg, legend=series_legend(series), caption=caption)
+    return line_chart(f"On the server{at}", series, x=x, y=y, label="Requests running and waiting", caption=caption)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,17 +6,17 @@ from moebox.assess.assessment import Tone
 from moebox.assess.format import short_number
 from moebox.report.block import (
     Block,
-    Charts,
     ReportChart,
     ReportTable,
     Section,
     TableCell,
+    chart_blocks,
     figure_cell,
     table_columns,
     text_cell,
     titled_chart,
 )
-from moebox.report.charts import ChartAxis, ChartSeries, draw_lines, series_legend
+from moebox.report.charts import ChartAxis, ChartSeries, draw_lines, line_chart
 from moebox.runs.record import RunRecord
 from moebox.tasks.result import END_TITLES, TaskRun
 from moebox.tasks.score import family_scores, solved_score
@@ -89,7 +89,7 @@ def failures_table(task_run: TaskRun, suffix: str) -> list[Block]:
     return [ReportTable(caption=caption, columns=heads, rows=rows, note=more, folded=folded)] if rows else []
 
 
-def timeline_charts(task_run: TaskRun) -> list[Block]:
+def timeline_charts(task_run: TaskRun) -> Sequence[Block]:
     """Speed and context by turn of the job with the most turns."""
     result = max(task_run.finished_results, key=lambda result: (len(result.turns), result.output_tokens))
     charts: list[ReportChart | None] = []
@@ -110,8 +110,7 @@ def timeline_charts(task_run: TaskRun) -> list[Block]:
             ChartSeries(name="conversation", colour=1, points=tuple(tokens)),
             ChartSeries(name="from the cache", colour=2, points=tuple(cached), dashed=True),
         ]
-        svg = draw_lines(series, x=x, y=ChartAxis(title="tokens", format=short_number), label=title)
         caption = f"The server's context is {task_run.context:,} tokens." if task_run.context else ""
-        charts.append(titled_chart(title, svg, caption=caption, legend=series_legend(series)))
-    drawn = tuple(filter(None, charts))
-    return [Charts(charts=drawn)] if drawn else []
+        y = ChartAxis(title="tokens", format=short_number)
+        charts.append(line_chart(title, series, x=x, y=y, label=title, caption=caption))
+    return chart_blocks(charts)
