@@ -11,15 +11,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
+from markupsafe import Markup
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from moebox import api, codec, detect, units
 from moebox.assess.assessment import Assessment, AssessmentCell, Tone
 from moebox.assess.devices import planned_parts
 from moebox.assess.format import format_number
 from moebox.checkpoint import planned_checkpoint, remote
-from moebox.core import registry
+from moebox.core import catalogue, registry
 from moebox.core.deployment import Deployment
 from moebox.core.plan import Goal, Plan
 from moebox.core.recipe import EngineName
@@ -36,12 +37,14 @@ from moebox.store import calibrations
 from moebox.units import plural
 from moebox.web.gate import WebSite
 from moebox.web.mounts import DISKS
-from moebox.web.pages import NO_STORE, render_page
+from moebox.web.pages import NO_STORE, error_blocks, render_page, render_part
 from moebox.web.recipes import recipe_form
 
 CONTEXTS = (0, *(2**power for power in range(11, 21)))  # the slider's stops: planner's choice, 2,048 … 1,048,576
 CONCURRENCIES = (0, 1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 MAX_RUNNERS_UP = 5
+BOXES: tuple[str, ...] = ("8x-rtx-pro-6000-server", "8x-b200", "8x-h200", "2x-rtx-pro-6000-max-q")
+BOXES += ("4x-rtx-pro-6000-workstation", "1x-rtx-5090")
 EXAMPLE_BOX = "8x-rtx-pro-6000-server"  # that the page opens with on a machine without a GPU
 
 
@@ -287,6 +290,54 @@ def list_rows() -> list[tuple[str, str, str, str, str]]:
         words = " ".join((name, title, model.repo, *(f"{each.name} {each.repo}" for each in checkpoints)))
         rows.append((name, title, parameters, size, words.lower()))
     return rows
+
+
+def plan_from_address(request: Request) -> PlanReply:
+    """The plan for the query of an address; with `layout`, only that layout is rated again."""
+    drop_stale_plans()
+    query = parse_query(request.query_params)
+    for path in (query.model, query.box):
+        DISKS.require_answer(path)
+    layout = previous_query(query, request.query_params.get("layout", ""))
+    return plan_same_layout(query, layout) if layout else plan_fully(query)
+
+
+def plan_page(request: Request, *, site: WebSite) -> Response:
+    """The controls, with the plan if it is cached; otherwise the page requests it after it has loaded."""
+    drop_stale_plans()
+    query = parse_query(request.query_params)
+    ready = query in cached_plans or "wait" in request.query_params
+    return render_page(
+        "plan.html",
+        title="Plan",
+        here="plan",
+        query=query,
+        models=[(name, title) for name, title, *_ in list_rows()],
+        boxes=sorted({*BOXES, *(f"8x-{name}" for name in catalogue.gpus())}),
+        engines=registry.engine_names(),
+        contexts=CONTEXTS,
+        concurrencies=CONCURRENCIES,
+        body=plan_fragment(request) if ready else "",
+        example=EXAMPLE_BOX if default_box() else None,
+    )
+
+
+def plan_fragment(request: Request) -> Markup:
+    """The plan as HTML, or why there is none."""
+    try:
+        blocks = plan_blocks(plan_from_address(request))
+    except MoeboxError as problem:
+        blocks = error_blocks(problem)
+    return render_part("part.html", blocks=blocks)
+
+
+def plan_part(request: Request, *, site: WebSite) -> Response:
+    """Only the plan, for when a control has moved."""
+    return HTMLResponse(plan_fragment(request), headers=NO_STORE)
+
+
+def plan_json(request: Request, *, site: WebSite) -> Response:
+    return Response(codec.to_json(plan_from_address(request).plan), media_type="application/json")
 
 
 def list_models(request: Request, *, site: WebSite) -> Response:

@@ -1,23 +1,89 @@
-"""Start the local page: one process, one socket, until interrupted."""
+"""The local page: its routes, and its server: one process, one socket, until interrupted."""
 
 import contextlib
+import functools
 import ipaddress
 import os
 import socket
 import stat
 from pathlib import Path
+from typing import Any
 
 import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from moebox.core.traits import LAST_PORT
 from moebox.errors import BadInput, ExternalError, MoeboxError, refuse_if, refuse_out_of_range
+from moebox.report.block import Prose
 from moebox.store import runs_dir
-from moebox.web import planning
-from moebox.web.app import make_app
-from moebox.web.gate import WebSite
+from moebox.web import calibrations, engines, planning, recipes, runs, trials
+from moebox.web.gate import AccessGate, WebSite
+from moebox.web.pages import read_form, render_page, serve_script, show_error
 
 PORT_TRIES = 20  # ports that are tried if the usual one is taken and none was requested
 BACKLOG = 64  # connections that wait to be accepted
+
+
+def make_app(site: WebSite) -> AccessGate:
+    """Build the whole site."""
+
+    def route(path: str, handler: Any, method: str = "GET") -> Route:
+        return Route(path, functools.partial(handler, site=site), methods=[method])
+
+    def form_route(path: str, handler: Any) -> Route:
+        async def take_form(request: Request) -> Response:
+            return await run_in_threadpool(handler, await read_form(request), site=site)
+
+        return Route(path, take_form, methods=["POST"])
+
+    routes = [
+        route("/", planning.plan_page),
+        route("/plan", planning.plan_part),
+        route("/plan.json", planning.plan_json),
+        route("/models", planning.list_models),
+        route("/models/fit", planning.model_fit),
+        route("/runs", runs.list_runs),
+        form_route("/runs", runs.start_run),
+        route("/compare", runs.compare_runs),
+        route("/runs/{name}", runs.show_report),
+        route("/runs/{name}/live", runs.follow_run),
+        route("/runs/{name}/events", runs.stream_events),
+        route("/runs/{name}/stop", runs.stop_run, "POST"),
+        route("/engines", engines.list_engines),
+        route("/engines/{name}/stop", engines.stop_engine, "POST"),
+        route("/engines/{name}/watch", engines.show_watch),
+        route("/engines/{name}/watch/events", engines.stream_figures),
+        route("/tasks", trials.list_task_runs),
+        form_route("/tasks", trials.start_tasks),
+        *(route(f"/{name}", functools.partial(trials.show_trials, command=name)) for name in trials.FIELDS),
+        *(form_route(f"/{name}", functools.partial(trials.start_trial, name)) for name in trials.FIELDS),
+        form_route("/upgrade/rollback", trials.roll_back),
+        route("/calibrations", calibrations.list_calibrations),
+        route("/calibrations/{name}", calibrations.show_calibration),
+        route("/calibrations/{name}/remove", calibrations.remove_calibration, "POST"),
+        route("/chat", engines.show_chat),
+        form_route("/chat", engines.send_message),
+        route("/recipes", recipes.list_recipes),
+        route("/recipes/{name}", recipes.edit_recipe),
+        form_route("/recipes/check", recipes.check_recipe),
+        form_route("/recipes/start", recipes.start_recipe),
+        form_route("/recipes", recipes.save_recipe),
+        serve_script("/page.js", "moebox.report", "script.js"),
+        serve_script("/ui.js", "moebox.web", "ui.js"),
+    ]
+    handlers: dict[Any, Any] = {MoeboxError: show_error, HTTPException: unknown_page}
+    return AccessGate(Starlette(routes=routes, exception_handlers=handlers), site)
+
+
+async def unknown_page(request: Request, problem: Exception) -> Response:
+    assert isinstance(problem, HTTPException)
+    blocks = [Prose(paragraphs=("There is no such page. The pages are above.",))]
+    return render_page("message.html", problem.status_code, title="moebox", here="", blocks=blocks)
 
 
 def listen_on_port(host: str, port: int, *, exact_port: bool) -> socket.socket:
