@@ -165,7 +165,7 @@ def test_an_unverified_checkpoint_is_never_chosen() -> None:
     bold = best(box, "kimi-k2.6", Constraints(bold=True))
     assert bold is not None
     assert not bold.checkpoint.unverified
-    assert bold.checkpoint.bits_per_weight(bold.query.model) >= prefer.LEAST_BITS
+    assert bold.checkpoint.bits_per_weight(bold.inputs.model) >= prefer.LEAST_BITS
     named = best(box, "kimi-k2.6", Constraints(checkpoint="smol-IQ3_KS"))
     assert named is not None
     assert named.checkpoint.unverified

@@ -25,7 +25,7 @@ from moebox.planner.constraints import (
     gpu_only_engines,
     hybrid_engines,
 )
-from moebox.planner.rate import Candidate, PlanQuery, limit_utilization
+from moebox.planner.rate import Candidate, PlanInputs, limit_utilization
 from moebox.sizing.constants import GRAPH_ESTIMATE_ENV
 from moebox.sizing.layout import indivisible_layout
 
@@ -44,17 +44,17 @@ LEAST_BITS = 3.5
 UNPROVEN_TIER = 4  # engines with few published measurements come after the others
 
 
-def make_candidates(query: PlanQuery, engines: tuple[EngineName, ...]) -> Iterator[Candidate]:
+def make_candidates(inputs: PlanInputs, engines: tuple[EngineName, ...]) -> Iterator[Candidate]:
     for engine in engines:
-        if not query.constraints.engine and reason_to_skip(engine, query.box, query.model):
+        if not inputs.constraints.engine and reason_to_skip(engine, inputs.box, inputs.model):
             continue
         traits = registry.engine_traits(engine)
         if traits.is_gpu_only:
             make_recipes = gpu_candidates
         else:
             make_recipes = expert_split_candidates if traits.splits_layers else ggml_candidates
-        for checkpoint in usable_checkpoints(query.checkpoints, engine, query.constraints):
-            yield from make_recipes(query, checkpoint, engine)
+        for checkpoint in usable_checkpoints(inputs.checkpoints, engine, inputs.constraints):
+            yield from make_recipes(inputs, checkpoint, engine)
 
 
 def reason_to_skip(engine: EngineName, box: Box, model: Model) -> str:
@@ -107,12 +107,12 @@ def usable_checkpoints(
     return tuple(usable)
 
 
-def gpu_candidates(query: PlanQuery, checkpoint: Checkpoint, engine: EngineName) -> Iterator[Candidate]:
+def gpu_candidates(inputs: PlanInputs, checkpoint: Checkpoint, engine: EngineName) -> Iterator[Candidate]:
     """Yield recipes of an engine that serves from GPUs alone."""
-    box, model, constraints = query.box, query.model, query.constraints
+    box, model, constraints = inputs.box, inputs.model, inputs.constraints
     base, bold = base_recipe(model, checkpoint, engine, constraints), constraints.bold
     gpus, traits = box.all_gpus, registry.engine_traits(engine)
-    for parallel in layouts.possible_layouts(query, checkpoint, engine):
+    for parallel in layouts.possible_layouts(inputs, checkpoint, engine):
         used = box.largest_gpus(parallel.gpu_count)
         generations = {gpus[index].generation for index in used}
         for preset in image_presets(generations, model, engine, constraints):
@@ -141,15 +141,15 @@ def gpu_candidates(query: PlanQuery, checkpoint: Checkpoint, engine: EngineName)
                         env=env,
                         flags=flags,
                     )
-                    tier = recipe_tier(query, recipe, checkpoint)
-                    yield Candidate(query=query, recipe=recipe, checkpoint=checkpoint, tier=tier)
+                    tier = recipe_tier(inputs, recipe, checkpoint)
+                    yield Candidate(inputs=inputs, recipe=recipe, checkpoint=checkpoint, tier=tier)
 
 
-def recipe_tier(query: PlanQuery, recipe: Recipe, checkpoint: Checkpoint) -> int:
+def recipe_tier(inputs: PlanInputs, recipe: Recipe, checkpoint: Checkpoint) -> int:
     """Return how far a recipe is from the plainest; what the user constrained does not count."""
-    parallel, preset, constraints = recipe.parallel, recipe.runtime.preset, query.constraints
-    usual_kv, per_node = "fp8" if preset == "community" else "bf16", len(query.box.gpus)
-    uneven = parallel.gpu_count < per_node * query.box.nodes or (parallel.pp > 1 and parallel.tp < per_node)
+    parallel, preset, constraints = recipe.parallel, recipe.runtime.preset, inputs.constraints
+    usual_kv, per_node = "fp8" if preset == "community" else "bf16", len(inputs.box.gpus)
+    uneven = parallel.gpu_count < per_node * inputs.box.nodes or (parallel.pp > 1 and parallel.tp < per_node)
     steps = (
         (1, parallel.dcp > 1, constraints.dcp),
         (1, uneven, constraints.tp),
@@ -274,9 +274,9 @@ def recipe_draft(deployment: Deployment, method: str) -> Speculate | None:
     return Speculate(method=method)
 
 
-def ggml_candidates(query: PlanQuery, checkpoint: Checkpoint, engine: EngineName) -> Iterator[Candidate]:
+def ggml_candidates(inputs: PlanInputs, checkpoint: Checkpoint, engine: EngineName) -> Iterator[Candidate]:
     """Yield recipes of llama.cpp and ik_llama.cpp: every micro-batch with as many expert layers on GPUs as fit."""
-    box, model, constraints = query.box, query.model, query.constraints
+    box, model, constraints = inputs.box, inputs.model, inputs.constraints
     # Too few bits come last, and of those the most bits first: quality falls faster than speed rises.
     missing_bits = max(0.0, LEAST_BITS - checkpoint.bits_per_weight(model))
     tier = 5 + round(10 * missing_bits) if missing_bits else 0
@@ -305,9 +305,9 @@ def ggml_candidates(query: PlanQuery, checkpoint: Checkpoint, engine: EngineName
         if counts is None:
             counts = layouts.expert_counts_that_fit(box, model, checkpoint, recipe)
             for over_nodes in layouts.multi_node_recipes(box, model, checkpoint, recipe):
-                yield Candidate(query=query, recipe=over_nodes, checkpoint=checkpoint, tier=tier + 1)
+                yield Candidate(inputs=inputs, recipe=over_nodes, checkpoint=checkpoint, tier=tier + 1)
         placed = layouts.with_expert_layers(box, model, recipe, counts)
-        yield Candidate(query=query, recipe=placed, checkpoint=checkpoint, tier=tier)
+        yield Candidate(inputs=inputs, recipe=placed, checkpoint=checkpoint, tier=tier)
 
 
 def _decode_threads(box: Box, constraints: Constraints) -> int | None:
@@ -315,9 +315,9 @@ def _decode_threads(box: Box, constraints: Constraints) -> int | None:
     return constraints.threads or (max(1, box.cpu.cores - 1) if box.cpu.cores else None)
 
 
-def expert_split_candidates(query: PlanQuery, checkpoint: Checkpoint, engine: EngineName) -> Iterator[Candidate]:
+def expert_split_candidates(inputs: PlanInputs, checkpoint: Checkpoint, engine: EngineName) -> Iterator[Candidate]:
     """Yield recipes with as many experts of every layer on the GPUs as fit: over one GPU, or a power of two of them."""
-    box, model, constraints = query.box, query.model, query.constraints
+    box, model, constraints = inputs.box, inputs.model, inputs.constraints
     if not box.gpus or not model.moe:
         return
     traits = registry.engine_traits(engine)
@@ -339,6 +339,6 @@ def expert_split_candidates(query: PlanQuery, checkpoint: Checkpoint, engine: En
         )
         recipe = replace(recipe, batched_tokens=load_engine(engine).step_tokens(recipe))
         tier = 0 if is_proven else UNPROVEN_TIER
-        candidate = Candidate(query=query, recipe=recipe, checkpoint=checkpoint, tier=tier)
+        candidate = Candidate(inputs=inputs, recipe=recipe, checkpoint=checkpoint, tier=tier)
         gpu_experts = load_engine(engine).max_gpu_experts(candidate.deployment)
         yield candidate.with_recipe(hybrid=replace(hybrid, gpu_experts=gpu_experts))

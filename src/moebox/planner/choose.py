@@ -16,7 +16,7 @@ from moebox.planner.kv_tiers import describe_tiers
 from moebox.planner.rate import (
     PROMPT_TOKENS,
     Candidate,
-    PlanQuery,
+    PlanInputs,
     add_needed_flags,
     forecast_rows,
     raise_utilization,
@@ -34,7 +34,7 @@ def choose_plan(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], con
     )
     tried, viable = search_candidates(box, model, checkpoints, constraints)
     if not viable:
-        raise no_fit.no_fit_error(PlanQuery(box, model, checkpoints, constraints), tried)
+        raise no_fit.no_fit_error(PlanInputs(box, model, checkpoints, constraints), tried)
     best, *others = prefer_installed(rank_by_worth(viable), box)
     climb, runtime = viable_climb(best), best.recipe.runtime
     if box.engine_runtime(best.recipe.engine) == "embedded":
@@ -80,7 +80,7 @@ def viable_climb(best: Candidate) -> Climb:
     for method in methods:
         if method in ("none", recipe.speculate and recipe.speculate.method):
             continue
-        draft = make_draft(best.query.model, method, recipe.runtime.preset)
+        draft = make_draft(best.inputs.model, method, recipe.runtime.preset)
         if not best.with_recipe(speculate=draft).is_viable:
             methods = ()
             break
@@ -91,11 +91,11 @@ def search_candidates(
     box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], constraints: Constraints
 ) -> tuple[list[Candidate], list[Candidate]]:
     """Return all candidates of the longest context at which something is viable, and the viable ones."""
-    query, engines = PlanQuery(box, model, checkpoints, constraints), possible_engines(box, constraints)
+    inputs, engines = PlanInputs(box, model, checkpoints, constraints), possible_engines(box, constraints)
 
     def at_context(context: int) -> tuple[list[Candidate], list[Candidate]]:
-        found = make_candidates(query.with_constraints(context=context), engines)
-        rated = (raise_utilization(replace(each, query=query)) for each in found)  # by the constraints as given
+        found = make_candidates(inputs.with_constraints(context=context), engines)
+        rated = (raise_utilization(replace(each, inputs=inputs)) for each in found)  # by the constraints as given
         tried = [add_needed_flags(each) if each.memory.fits else each for each in rated]
         return tried, [candidate for candidate in tried if candidate.is_viable]
 
@@ -123,7 +123,7 @@ def rank_by_worth(viable: list[Candidate]) -> list[Candidate]:
 def prefer_installed(ranked: list[Candidate], box: Box) -> list[Candidate]:
     """Put the best candidate of an installed engine first if the forecast shows no difference from the best of all."""
     best = ranked[0]
-    if best.query.constraints.engine or box.engine_runtime(best.recipe.engine):
+    if best.inputs.constraints.engine or box.engine_runtime(best.recipe.engine):
         return ranked
     others = (other for other in ranked if box.engine_runtime(other.recipe.engine))
     same = (other for other in others if explain.compare_figures(other, best) == explain.NO_DIFFERENCE)

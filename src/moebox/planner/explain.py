@@ -27,10 +27,10 @@ Kind = Callable[[Candidate], bool]
 
 def explain_choice(best: Candidate, others: list[Candidate], tried: list[Candidate], climb: Climb) -> tuple[str, ...]:
     """Return reasons for the choice, the most important first; `others` are viable, in order of worth."""
-    recipe, constraints, checkpoint, engine = best.recipe, best.query.constraints, best.checkpoint, best.recipe.engine
+    recipe, constraints, checkpoint, engine = best.recipe, best.inputs.constraints, best.checkpoint, best.recipe.engine
     kind = "as its makers published it" if checkpoint.native else "requantised"
-    bits = f"{checkpoint.bits_per_weight(best.query.model):.2f} bits a weight"
-    reasons = [f"{best.query.model.title} in {checkpoint.label}, {kind}: {format_gb(checkpoint.total_bytes)}, {bits}"]
+    bits = f"{checkpoint.bits_per_weight(best.inputs.model):.2f} bits a weight"
+    reasons = [f"{best.inputs.model.title} in {checkpoint.label}, {kind}: {format_gb(checkpoint.total_bytes)}, {bits}"]
     rival = _first_of(others, lambda other: other.recipe.engine != engine and other.recipe.hybrid is None)
     engine_reason = ""
     if constraints.engine:
@@ -53,8 +53,8 @@ def explain_choice(best: Candidate, others: list[Candidate], tried: list[Candida
         reasons.append(f"memory utilization {share}: it does not fit in {START_UTILIZATION} of each GPU")
     reasons.append(_explain_start(recipe, climb, bold=constraints.bold))
     if recipe.parallel.nodes > 1:
-        reasons.append(describe_network(best.query.box))
-    wanted = min(START_CONTEXT, best.query.model.context)
+        reasons.append(describe_network(best.inputs.box))
+    wanted = min(START_CONTEXT, best.inputs.model.context)
     if not constraints.context and recipe.context < wanted:
         reasons.append(f"context {format_count(recipe.context)}: {format_count(wanted)} does not fit")
     if best.speed.measured:
@@ -72,7 +72,7 @@ def _choice_over(chosen: str, rival: str, comparison: str) -> str:
 
 def _explain_layout(best: Candidate, others: list[Candidate]) -> str:
     """Weights per GPU, the best other layout, and GPUs that stay free."""
-    parallel, total = best.recipe.parallel, len(best.query.box.all_gpus)
+    parallel, total = best.recipe.parallel, len(best.inputs.box.all_gpus)
     sizes = {format_gib(device.weights_total) for device in best.memory.devices if device.weights}
     most = format_gib(max(device.weights_total for device in best.memory.devices))
     text = f"{parallel.text} leaves {most if len(sizes) == 1 else f'up to {most}'} of weights on each GPU"
@@ -100,7 +100,7 @@ def _explain_cache(best: Candidate, tried: list[Candidate]) -> str:
 
 def _explain_placement(best: Candidate) -> str:
     """Where the layers or experts of a CPU+GPU recipe are, and what is left in RAM."""
-    box, hybrid, ram = best.query.box, best.recipe.hybrid, best.memory.devices[-1]
+    box, hybrid, ram = best.inputs.box, best.recipe.hybrid, best.memory.devices[-1]
     if hybrid is None or hybrid.gpu_experts is not None:
         return ""
     if hybrid.split:  # whole layers over nodes: their weights cross the network at every start
@@ -116,7 +116,7 @@ def _explain_placement(best: Candidate) -> str:
     if not box.gpus:
         return f"no GPU: everything runs from RAM, {format_gib(ram.weights_total)} of {format_gib(ram.total)}"
     counts = [*map(len, hybrid.experts)]
-    total, shown = best.query.model.moe_layers, "+".join(map(str, counts))
+    total, shown = best.inputs.model.moe_layers, "+".join(map(str, counts))
     if sum(counts) >= total:
         return f"all {total} expert layers fit on the GPUs ({shown})"
     placed = f"none of {total} expert layers is on the GPUs"
@@ -159,7 +159,7 @@ def list_alternatives(best: Candidate, others: list[Candidate]) -> tuple[Alterna
     for other in unique[:MAX_ALTERNATIVES]:
         loses = compare_and_explain(other, best)
         share = f"{other.memory.kv_tokens / best.memory.kv_tokens:.2g}" if best.memory.kv_tokens else "0"
-        if share not in ("0", "1") and best.query.constraints.goal != "context":
+        if share not in ("0", "1") and best.inputs.constraints.goal != "context":
             loses += f"; {share}× the cache"
         alternative = Alternative(
             title=candidate_title(other, best),
@@ -225,7 +225,7 @@ def compare_and_explain(candidate: Candidate, best: Candidate) -> str:
 
 def compare_figures(candidate: Candidate, best: Candidate) -> str:
     """Compare by the goal: cache tokens, or answer tokens per second unless their ranges hold the difference."""
-    if best.query.constraints.goal == "context" and best.memory.kv_tokens:
+    if best.inputs.constraints.goal == "context" and best.memory.kv_tokens:
         change = round(candidate.memory.kv_tokens / best.memory.kv_tokens - 1, 2)
         words = "larger" if change > 0 else "smaller"
         return f"{abs(change):.0%} {words} in cache" if change else "as large in cache"
@@ -260,11 +260,11 @@ def list_rejections(best: Candidate, tried: list[Candidate]) -> dict[str, str]:
 def image_warnings(best: Candidate, others: list[Candidate]) -> Iterator[PlanWarning]:
     """Warn why a patched image was chosen or is untested, or note what it would gain."""
     recipe, preset, gpu = best.recipe, best.recipe.runtime.preset, best.deployment.smallest_gpu
-    if preset and best.query.constraints.image:
-        built_for = gpu and gpu.generation == "blackwell-rtx" and families.has_preset(best.query.model, preset)
+    if preset and best.inputs.constraints.image:
+        built_for = gpu and gpu.generation == "blackwell-rtx" and families.has_preset(best.inputs.model, preset)
         if gpu and not built_for:
             text = (
-                f"the patched image was built for Kimi on RTX Blackwell; it is untested with {best.query.model.title} "
+                f"the patched image was built for Kimi on RTX Blackwell; it is untested with {best.inputs.model.title} "
                 f"on {gpu.title}"
             )
             yield PlanWarning(text=text, remedy="omit --image for the stock image", source=IMAGE_SOURCE)
@@ -288,7 +288,7 @@ def image_warnings(best: Candidate, others: list[Candidate]) -> Iterator[PlanWar
 
 def thread_limit_warnings(best: Candidate) -> Iterator[PlanWarning]:
     """Note if CPU threads, not RAM bandwidth, limit decoding."""
-    step, bandwidth = best.speed.hybrid_step, best.query.box.ram_rate
+    step, bandwidth = best.speed.hybrid_step, best.inputs.box.ram_rate
     if not step or not bandwidth or not step.is_thread_bound:
         return
     threads = best.recipe.hybrid.threads if best.recipe.hybrid else None

@@ -18,33 +18,33 @@ from moebox.engines.ggml import memory as ggml
 from moebox.engines.llama_cpp.memory import layer_devices, layer_room
 from moebox.errors import refuse_if
 from moebox.planner.constraints import Constraints
-from moebox.planner.rate import PlanQuery
+from moebox.planner.rate import PlanInputs
 from moebox.sizing.constants import memory_constant_bytes
 from moebox.sizing.layout import indivisible_layout, unsupported_layout
 
 GPU_COUNTS = (1, 2, 3, 4, 6, 8, 16, 32, 64, 128, 256)  # GPUs that boxes come with
 
 
-def possible_layouts(query: PlanQuery, checkpoint: Checkpoint, engine: EngineName) -> Iterator[Parallel]:
+def possible_layouts(inputs: PlanInputs, checkpoint: Checkpoint, engine: EngineName) -> Iterator[Parallel]:
     """Yield the layouts that the engine and the model's heads, experts and layers allow on these GPUs."""
     traits = registry.engine_traits(engine)
-    largest = max((gpu.memory for gpu in query.box.gpus), default=0)
+    largest = max((gpu.memory for gpu in inputs.box.gpus), default=0)
     possible = [
         parallel
-        for parallel in wanted_layouts(query, traits)
-        if not unsupported_layout(traits, parallel) and not indivisible_layout(parallel, query.model, checkpoint)
+        for parallel in wanted_layouts(inputs, traits)
+        if not unsupported_layout(traits, parallel) and not indivisible_layout(parallel, inputs.model, checkpoint)
     ]
     most = max((parallel.gpu_count for parallel in possible), default=0)
     for parallel in possible:
         too_small = checkpoint.total_bytes / (parallel.tp * parallel.pp) > largest  # for a GPU's part of the weights
-        if too_small and parallel.gpu_count < most and not query.constraints.tp and parallel.dp == 1:
+        if too_small and parallel.gpu_count < most and not inputs.constraints.tp and parallel.dp == 1:
             continue  # the layouts over the most GPUs show how much is missing
         yield parallel
 
 
-def wanted_layouts(query: PlanQuery, engine: Traits) -> Iterator[Parallel]:
+def wanted_layouts(inputs: PlanInputs, engine: Traits) -> Iterator[Parallel]:
     """Yield the layouts that the constraints ask for, possible or not; the largest first."""
-    box, model, constraints = query.box, query.model, query.constraints
+    box, model, constraints = inputs.box, inputs.model, inputs.constraints
     per_node, dp = len(box.gpus), constraints.dp or 1
     for tp, pp in tp_pp_pairs(box, constraints):
         nodes = max(1, min(box.nodes, -(-tp * pp * dp // max(per_node, 1))))

@@ -18,7 +18,7 @@ from moebox.planner.candidates import (
 )
 from moebox.planner.constraints import PARALLEL_SIZES, hybrid_engines
 from moebox.planner.layouts import wanted_layouts
-from moebox.planner.rate import Candidate, PlanQuery, add_needed_flags, raise_utilization
+from moebox.planner.rate import Candidate, PlanInputs, add_needed_flags, raise_utilization
 from moebox.sizing.constants import kernel_page_bytes
 from moebox.sizing.layout import indivisible_layout, unsupported_layout
 from moebox.units import format_count, format_gb, format_gib
@@ -37,28 +37,28 @@ FREED = {
 BLOCKING = {f"--{name}": name for name in ("engine", "kv", "image", "checkpoint", "speculate", *PARALLEL_SIZES)}
 
 
-def given_flags(query: PlanQuery, flags: dict[str, str]) -> dict[str, str]:
+def given_flags(inputs: PlanInputs, flags: dict[str, str]) -> dict[str, str]:
     """Return those of `flags` (flag to field) that are constrained."""
-    return {flag: field for flag, field in flags.items() if getattr(query.constraints, field) is not None}
+    return {flag: field for flag, field in flags.items() if getattr(inputs.constraints, field) is not None}
 
 
-def viable_candidates(query: PlanQuery) -> Iterator[Candidate]:
+def viable_candidates(inputs: PlanInputs) -> Iterator[Candidate]:
     """Yield candidates of all engines that fit and start, one at a time."""
-    for candidate in make_candidates(query, possible_engines(query.box, query.constraints)):
+    for candidate in make_candidates(inputs, possible_engines(inputs.box, inputs.constraints)):
         raised = raise_utilization(candidate)
         if raised.memory.fits and (raised := add_needed_flags(raised)).is_viable:
             yield raised
 
 
-def has_viable(query: PlanQuery) -> bool:
-    return next(viable_candidates(query), None) is not None
+def has_viable(inputs: PlanInputs) -> bool:
+    return next(viable_candidates(inputs), None) is not None
 
 
-def no_fit_error(query: PlanQuery, tried: list[Candidate]) -> MoeboxError:
+def no_fit_error(inputs: PlanInputs, tried: list[Candidate]) -> MoeboxError:
     """Return the error for a box on which no candidate is viable."""
-    box, model, constraints = query.box, query.model, query.constraints
+    box, model, constraints = inputs.box, inputs.model, inputs.constraints
     if not tried:
-        return no_candidate_error(query)
+        return no_candidate_error(inputs)
     available, least = len(box.gpus) * box.nodes, min(rated.recipe.parallel.gpu_count for rated in tried)
     if least > available and not tried[0].recipe.hybrid:
         groups = f" × dp {constraints.dp}" if constraints.dp else ""
@@ -67,17 +67,17 @@ def no_fit_error(query: PlanQuery, tried: list[Candidate]) -> MoeboxError:
         return BadInput(text, hint="smaller --tp, --pp or --dp, or none to let moebox choose")
     fitting = [rated for rated in tried if rated.memory.fits] or [*map(add_needed_flags, tried)]
     if all(rated.fatal_issue for rated in fitting):  # not memory: it would not start
-        given = given_flags(query, BLOCKING)
+        given = given_flags(inputs, BLOCKING)
         shown = " ".join(f"{flag} {getattr(constraints, field)}" for flag, field in given.items())
         text = f"{model.title} does not run on {box.name}{f' with {shown}' if shown else ''}: {fitting[0].fatal_issue}"
-        ways = itertools.chain(_without_constraints(query), suggest_remedies(query, tried))
+        ways = itertools.chain(_without_constraints(inputs), suggest_remedies(inputs, tried))
         return DoesNotFit(text, hint="; ".join(itertools.islice(ways, MAX_REMEDIES)) or None)
-    return shortfall_error(query, tried)
+    return shortfall_error(inputs, tried)
 
 
-def shortfall_error(query: PlanQuery, tried: list[Candidate]) -> DoesNotFit:
+def shortfall_error(inputs: PlanInputs, tried: list[Candidate]) -> DoesNotFit:
     """Return the error that names how much the nearest candidate needs, and where."""
-    box, model = query.box, query.model
+    box, model = inputs.box, inputs.model
     nearest = min(tried, key=lambda rated: (rated.memory.shortfall or 2**62, rated.tier))
     recipe, layout = nearest.recipe, ""
     if recipe.hybrid:
@@ -92,29 +92,29 @@ def shortfall_error(query: PlanQuery, tried: list[Candidate]) -> DoesNotFit:
         f"({registry.engine_display_name(recipe.engine)}, {nearest.checkpoint.name}, "
         f"{layout}{format_count(recipe.context)} tokens) needs {format_gb(nearest.memory.shortfall)} more {where}"
     )
-    hint = "; ".join(itertools.islice(suggest_remedies(query, tried), MAX_REMEDIES)) or None
+    hint = "; ".join(itertools.islice(suggest_remedies(inputs, tried), MAX_REMEDIES)) or None
     return DoesNotFit(text, shortfall=nearest.memory.shortfall, hint=hint)
 
 
-def _without_constraints(query: PlanQuery) -> Iterator[str]:
+def _without_constraints(inputs: PlanInputs) -> Iterator[str]:
     """Yield the constraint, or all of them, without which something starts."""
-    given = given_flags(query, BLOCKING)
-    enough = [flag for flag, field in given.items() if has_viable(query.with_constraints(**{field: None}))]
+    given = given_flags(inputs, BLOCKING)
+    enough = [flag for flag, field in given.items() if has_viable(inputs.with_constraints(**{field: None}))]
     if enough:
         yield f"it runs without {' or without '.join(enough)}"
-    elif len(given) > 1 and has_viable(query.with_constraints(**dict.fromkeys(given.values()))):
+    elif len(given) > 1 and has_viable(inputs.with_constraints(**dict.fromkeys(given.values()))):
         yield f"it runs without {' and '.join(given)}"
 
 
-def no_candidate_error(query: PlanQuery) -> MoeboxError:
+def no_candidate_error(inputs: PlanInputs) -> MoeboxError:
     """Return the error if there is no candidate: no GPU, no readable checkpoint, or no way to divide the model."""
-    box, model, constraints = query.box, query.model, query.constraints
+    box, model, constraints = inputs.box, inputs.model, inputs.constraints
     if not box.gpus and (not constraints.engine or registry.engine_traits(constraints.engine).is_gpu_only):
-        return _no_gpu_error(query)
+        return _no_gpu_error(inputs)
     engines = possible_engines(box, constraints)
-    reading = [name for name in engines if usable_checkpoints(query.checkpoints, name, constraints)]
+    reading = [name for name in engines if usable_checkpoints(inputs.checkpoints, name, constraints)]
     if not reading:
-        return _no_reader_error(query, engines)
+        return _no_reader_error(inputs, engines)
     skipped = [reason_to_skip(name, box, model) for name in reading]
     if all(skipped) and not constraints.engine:
         return DoesNotFit(f"{model.title} does not run on {box.name}: {'; '.join(skipped)}")
@@ -122,8 +122,8 @@ def no_candidate_error(query: PlanQuery) -> MoeboxError:
     problems = (
         unsupported_layout(traits, parallel) or indivisible_layout(parallel, model, checkpoint)
         for traits in map(registry.engine_traits, reading)
-        for checkpoint in usable_checkpoints(query.checkpoints, traits.name, constraints)
-        for parallel in wanted_layouts(query, traits)
+        for checkpoint in usable_checkpoints(inputs.checkpoints, traits.name, constraints)
+        for parallel in wanted_layouts(inputs, traits)
     )
     problem = next((problem for problem in problems if problem), None)
     experts = f", {model.moe.experts} experts by ep, which is 1 or tp × dp" if model.moe else ""
@@ -132,24 +132,24 @@ def no_candidate_error(query: PlanQuery) -> MoeboxError:
     return BadInput(f"{model.title} cannot be divided that way: {reason}", hint=hint)
 
 
-def _no_gpu_error(query: PlanQuery) -> DoesNotFit:
+def _no_gpu_error(inputs: PlanInputs) -> DoesNotFit:
     """Return the error for engines that need a GPU, with an engine that does not if the constraints allow one."""
-    constraints = query.constraints
+    constraints = inputs.constraints
     name = constraints.engine or "an engine with these settings"
     hint = "--box plans for another box, such as 8x-rtx-pro-6000-server"
     if not constraints.gpu_only_flag and not constraints.image:
         every = registry.all_traits()
         cpu = next(each for each in every if each.runs_without_gpu and not each.unsupported_generations)
-        if usable_checkpoints(query.checkpoints, cpu.name, replace(constraints, engine=cpu.name)):
+        if usable_checkpoints(inputs.checkpoints, cpu.name, replace(constraints, engine=cpu.name)):
             hint = f"--engine {cpu.name} runs on CPUs; {hint}"
         else:
             hint = f"{cpu.name} runs on CPUs, from a {format_names(*cpu.formats)} of the model; {hint}"
     return DoesNotFit(f"{name} needs a GPU, and there is none", hint=hint)
 
 
-def _no_reader_error(query: PlanQuery, engines: tuple[EngineName, ...]) -> BadInput:
+def _no_reader_error(inputs: PlanInputs, engines: tuple[EngineName, ...]) -> BadInput:
     """Return the error for checkpoints that none of these engines reads."""
-    constraints, checkpoints = query.constraints, query.checkpoints
+    constraints, checkpoints = inputs.constraints, inputs.checkpoints
     wanted, do = constraints.checkpoint or "any known checkpoint", "does" if len(engines) == 1 else "do"
     if constraints.checkpoint:
         free = replace(constraints, engine=None)
@@ -160,59 +160,59 @@ def _no_reader_error(query: PlanQuery, engines: tuple[EngineName, ...]) -> BadIn
         known = sorted({f"{each.name} ({format_names(each.format)}{use})" for each, use in uses})
         read = format_names(*(kind for name in engines for kind in registry.engine_traits(name).formats))
         hint = f"it reads {read}; known checkpoints: {', '.join(known)}"
-    return BadInput(f"{' and '.join(engines)} {do} not read {wanted} of {query.model.name}", hint=hint)
+    return BadInput(f"{' and '.join(engines)} {do} not read {wanted} of {inputs.model.name}", hint=hint)
 
 
-def suggest_remedies(query: PlanQuery, tried: list[Candidate]) -> Iterator[str]:
+def suggest_remedies(inputs: PlanInputs, tried: list[Candidate]) -> Iterator[str]:
     """Yield what would make it fit, the cheapest first: a smaller request, another format, more RAM."""
-    yield from _smaller_requests(query)
-    given = given_flags(query, FREED)
+    yield from _smaller_requests(inputs)
+    given = given_flags(inputs, FREED)
     for freed in [{}, given] if given else [{}]:
-        checkpoint = _largest_that_fits(query.with_constraints(checkpoint=None, **dict.fromkeys(freed.values())))
+        checkpoint = _largest_that_fits(inputs.with_constraints(checkpoint=None, **dict.fromkeys(freed.values())))
         if checkpoint and checkpoint not in [rated.checkpoint for rated in tried]:
             unverified = ", a file not verified to exist" if checkpoint.unverified else ""
             without = f" without {' and '.join(freed)}" if freed else ""
             yield f"--checkpoint {checkpoint.name} ({format_gb(checkpoint.total_bytes)}{unverified}) fits{without}"
             break
-    ram = _enough_ram(query)
+    ram = _enough_ram(inputs)
     if ram:
         yield ram
-    elif not query.box.gpus and not query.box.ram:
+    elif not inputs.box.gpus and not inputs.box.ram:
         yield "give the amount of RAM with --ram"
 
 
-def _smaller_requests(query: PlanQuery) -> Iterator[str]:
+def _smaller_requests(inputs: PlanInputs) -> Iterator[str]:
     """Yield the longest context, the most requests and the usual utilization that fit, if more was requested."""
-    constraints, longest = query.constraints, query.model.context
+    constraints, longest = inputs.constraints, inputs.model.context
     requested = min(constraints.context or 0, longest + 1)
     shorter = [size for size in (longest, *SHORTER_CONTEXTS) if size < requested]
     fewer = [(constraints.concurrency or 1) >> shift for shift in range(1, (constraints.concurrency or 1).bit_length())]
     for name, values in (("context", shorter), ("concurrency", fewer)):
-        fitting = (value for value in values if has_viable(query.with_constraints(**{name: value})))
+        fitting = (value for value in values if has_viable(inputs.with_constraints(**{name: value})))
         yield from (f"--{name} {value} fits" for value in itertools.islice(fitting, 1))
     if constraints.memory_utilization:
-        usual = next(viable_candidates(query.with_constraints(memory_utilization=None)), None)
+        usual = next(viable_candidates(inputs.with_constraints(memory_utilization=None)), None)
         if usual and usual.recipe.memory_utilization:
             yield f"--memory-utilization {usual.recipe.memory_utilization:g} fits"
 
 
-def _largest_that_fits(query: PlanQuery) -> Checkpoint | None:
+def _largest_that_fits(inputs: PlanInputs) -> Checkpoint | None:
     """Return the largest checkpoint that fits; if none does, the largest unverified one that keeps quality and fits."""
-    viable = (rated.checkpoint for rated in viable_candidates(query))
+    viable = (rated.checkpoint for rated in viable_candidates(inputs))
     found = max(viable, key=lambda checkpoint: checkpoint.total_bytes, default=None)
     if found:
         return found
-    for checkpoint in sorted(query.checkpoints, key=lambda checkpoint: -checkpoint.total_bytes):
-        if checkpoint.unverified and checkpoint.bits_per_weight(query.model) >= LEAST_BITS:
-            alone = replace(query.with_constraints(checkpoint=checkpoint.name), checkpoints=(checkpoint,))
+    for checkpoint in sorted(inputs.checkpoints, key=lambda checkpoint: -checkpoint.total_bytes):
+        if checkpoint.unverified and checkpoint.bits_per_weight(inputs.model) >= LEAST_BITS:
+            alone = replace(inputs.with_constraints(checkpoint=checkpoint.name), checkpoints=(checkpoint,))
             if has_viable(alone):
                 return checkpoint
     return None
 
 
-def _enough_ram(query: PlanQuery) -> str:
+def _enough_ram(inputs: PlanInputs) -> str:
     """Return how much RAM beside these GPUs would be enough, or "" if RAM is not missing or the engine uses none."""
-    box, constraints = query.box, query.constraints
+    box, constraints = inputs.box, inputs.constraints
     offloads = not constraints.engine or registry.engine_traits(constraints.engine).offloads_experts
     if constraints.gpu_only_flag or not offloads or box.has_unified_memory:
         return ""
@@ -225,13 +225,13 @@ def _enough_ram(query: PlanQuery) -> str:
     def size_text(rated: Candidate) -> str:
         return f"{-(-ram_use(rated) // RAM_STEP) * RAM_STEP // 2**30}GiB"
 
-    roomy = replace(query, box=replace(box, ram=MAX_RAM, ram_free=None))
+    roomy = replace(inputs, box=replace(box, ram=MAX_RAM, ram_free=None))
     found = make_candidates(roomy, (constraints.engine,) if constraints.engine else hybrid_engines())
     viable = sorted((each for each in found if ram_use(each) > box.ram and each.is_viable), key=ram_use)
     if not viable:
         return ""
     least = viable[0]
-    better = next((each for each in viable if each.checkpoint.bits_per_weight(query.model) >= LEAST_BITS), least)
+    better = next((each for each in viable if each.checkpoint.bits_per_weight(inputs.model) >= LEAST_BITS), least)
     if size_text(better) == size_text(least):
         least = better
     here = ("here", "on this GPU", "on these GPUs")[min(len(box.gpus), 2)]

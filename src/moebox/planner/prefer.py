@@ -44,7 +44,7 @@ class Discount:
 
 def all_discounts(rated: Candidate) -> tuple[Discount, ...]:
     """Return everything about a candidate that is less proven than the plainest one."""
-    recipe, parallel, model, checkpoint = rated.recipe, rated.recipe.parallel, rated.query.model, rated.checkpoint
+    recipe, parallel, model, checkpoint = rated.recipe, rated.recipe.parallel, rated.inputs.model, rated.checkpoint
     engine, step = registry.engine_traits(recipe.engine), rated.speed.gpu_step
     preferred = min((each for each in registry.all_traits() if each.is_gpu_only), key=lambda each: each.rank)
     bits = checkpoint.bits_per_weight(model)
@@ -67,7 +67,7 @@ def all_discounts(rated: Candidate) -> tuple[Discount, ...]:
     beyond = 0 if recipe.hybrid else share - START_UTILIZATION
     factor = 1 - PER_HIGHER_UTILIZATION * beyond
     slow = estimated_slow_rows(rated.deployment)
-    if rated.query.constraints.goal == "context" and rated.score < READING_TOK_S * rated.streams:
+    if rated.inputs.constraints.goal == "context" and rated.score < READING_TOK_S * rated.streams:
         text = f"{rated.score / rated.streams:.1f} tok/s of one answer is slower than reading"
         discounts.append(Discount(rated.score / rated.streams / READING_TOK_S, text, always=True))
     settings = (
@@ -104,12 +104,12 @@ def native_bits_per_weight(name: str) -> float:
 
 def applied_discounts(rated: Candidate) -> tuple[Discount, ...]:
     """Return the discounts that apply; with --bold, only the mandatory ones."""
-    return tuple(discount for discount in all_discounts(rated) if not rated.query.constraints.bold or discount.always)
+    return tuple(discount for discount in all_discounts(rated) if not rated.inputs.constraints.bold or discount.always)
 
 
 def goal_figure(rated: Candidate) -> float:
     """Return the goal's figure: answer tokens per second, or cache tokens for `context`."""
-    return float(rated.memory.kv_tokens) if rated.query.constraints.goal == "context" else rated.score
+    return float(rated.memory.kv_tokens) if rated.inputs.constraints.goal == "context" else rated.score
 
 
 def discounted_figure(rated: Candidate) -> float:

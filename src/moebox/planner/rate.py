@@ -35,7 +35,7 @@ def comparison_request(context: int) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanQuery:
+class PlanInputs:
     """What is planned: a model with its checkpoints, on a box, within constraints."""
 
     box: Box
@@ -43,15 +43,15 @@ class PlanQuery:
     checkpoints: tuple[Checkpoint, ...]
     constraints: Constraints
 
-    def with_constraints(self, **changes: Any) -> "PlanQuery":
+    def with_constraints(self, **changes: Any) -> "PlanInputs":
         return replace(self, constraints=replace(self.constraints, **changes))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A recipe for a query; memory, issues and speed are computed when first needed."""
+    """A recipe and what it is made from; memory, issues and speed are computed when first needed."""
 
-    query: PlanQuery
+    inputs: PlanInputs
     recipe: Recipe
     checkpoint: Checkpoint
     tier: int  # how far it is from the plainest one
@@ -62,7 +62,7 @@ class Candidate:
 
     @cached_property
     def deployment(self) -> Deployment:
-        return Deployment.from_parts(self.recipe, self.query.model, self.checkpoint, self.query.box)
+        return Deployment.from_parts(self.recipe, self.inputs.model, self.checkpoint, self.inputs.box)
 
     @cached_property
     def memory(self) -> Memory:
@@ -89,7 +89,7 @@ class Candidate:
     @property
     def streams(self) -> int:
         """Streams it is compared at: as many as requested and as the cache holds."""
-        constraints = self.query.constraints
+        constraints = self.inputs.constraints
         wanted = constraints.concurrency or STREAMS[constraints.goal]
         length = min(self.recipe.context, PROMPT_TOKENS + ANSWER_TOKENS)
         if constraints.context and constraints.concurrency:
@@ -138,8 +138,8 @@ def memory_of_deployment(deployment: Deployment) -> Memory:
 
 def raise_utilization(candidate: Candidate) -> Candidate:
     """Retry with higher memory utilization if that makes the candidate fit, unless the user constrained it."""
-    utilization, box = candidate.recipe.memory_utilization, candidate.query.box
-    if candidate.memory.fits or utilization is None or candidate.query.constraints.memory_utilization:
+    utilization, box = candidate.recipe.memory_utilization, candidate.inputs.box
+    if candidate.memory.fits or utilization is None or candidate.inputs.constraints.memory_utilization:
         return candidate
     used = candidate.recipe.used_gpus(box)
     largest = max(gpu.memory for gpu in box.all_gpus)
@@ -166,7 +166,7 @@ def limit_utilization(box: Box, used: tuple[int, ...], share: float) -> float:
 def forecast_rows(candidate: Candidate) -> Iterator[Forecast]:
     """Yield the forecast by context and concurrency, as far as the cache holds them."""
     for context in sizes_up_to(candidate.recipe.context, CONTEXTS)[-4:]:
-        for streams in sorted({*CONCURRENCIES, candidate.query.constraints.concurrency or 1}):
+        for streams in sorted({*CONCURRENCIES, candidate.inputs.constraints.concurrency or 1}):
             held = streams <= candidate.memory.held_sequences(context, candidate.recipe.context)
             if streams > 1 and not (held and streams <= (candidate.recipe.max_seqs or streams)):
                 continue
