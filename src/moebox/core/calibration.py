@@ -4,6 +4,7 @@
 """
 
 import json
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -187,9 +188,7 @@ class Calibration:
 
 
 def calibrated_box(box: "Box") -> CalibratedBox:
-    names: dict[str, int] = {}
-    for gpu in box.gpus:
-        names[gpu.name] = names.get(gpu.name, 0) + box.nodes
+    names = Counter(gpu.name for gpu in box.all_gpus)
     gpus = " + ".join(f"{count}x {name}" for name, count in sorted(names.items()))
     return CalibratedBox(gpus=gpus, cpu=box.cpu.model, cores=box.cpu.cores, ram_bytes=box.ram)
 
@@ -208,7 +207,7 @@ def calibrated_layout(recipe: Recipe) -> CalibratedLayout:
 
 def gpu_expert_layers(recipe: Recipe) -> int:
     """Number of layers whose experts are on GPUs while others are in RAM."""
-    return sum(map(len, recipe.hybrid.experts)) if recipe.hybrid else 0
+    return sum(map(len, recipe.placement.experts))
 
 
 # Fields that were added later, with their defaults: hashed only if they differ, so that old ids stay valid.

@@ -11,6 +11,7 @@ from itertools import accumulate
 
 from moebox.core import registry
 from moebox.core.box import Box, Gpu
+from moebox.core.calibration import gpu_expert_layers
 from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Component, Gqa, Model
 from moebox.core.plan import ArithmeticLine, DeviceMemory, Memory
@@ -175,7 +176,7 @@ def staging_bytes(model: Model, checkpoint: Checkpoint, recipe: Recipe) -> int:
     With a whole layer the VRAM of the EPYC 9175F report is reproduced: 42 and 43 GiB for 3+3 layers at -ub 4096, where
     its author saw 43 and 44.
     """
-    if not model.moe or expert_layers_on_gpus(recipe) >= model.moe_layers:
+    if not model.moe or gpu_expert_layers(recipe) >= model.moe_layers:
         return 0
     if is_fork(recipe):
         large = recipe.placement.ubatch >= offload_threshold(model)
@@ -186,10 +187,6 @@ def staging_bytes(model: Model, checkpoint: Checkpoint, recipe: Recipe) -> int:
 def offload_threshold(model: Model) -> int:
     """Tokens from which ik_llama.cpp computes RAM experts on a GPU: each is then used often enough to pay its copy."""
     return int(memory_constant("llama", "threshold") * model.experts // model.experts_used)
-
-
-def expert_layers_on_gpus(recipe: Recipe) -> int:
-    return sum(map(len, recipe.placement.experts))
 
 
 def cpu_compute_bytes(model: Model, recipe: Recipe, *, alone: bool) -> int:
@@ -211,7 +208,7 @@ def ram_budget(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe) -
     """What stays in RAM: embedding and n-gram tables, the experts of all other layers, and without GPUs everything."""
     tables: tuple[Component, ...] = ("embed", "ngram")
     weights = {name: checkpoint.bytes_by_component.get(name, 0) for name in tables}
-    experts = max(0, model.moe_layers - expert_layers_on_gpus(recipe)) * checkpoint.expert_layer_bytes
+    experts = max(0, model.moe_layers - gpu_expert_layers(recipe)) * checkpoint.expert_layer_bytes
     if experts:
         weights["routed_experts"] = experts
     alone = recipe.placement.gpu_layers <= 0 or not box.gpus

@@ -2,13 +2,14 @@
 
 import re
 
+from moebox.core.calibration import gpu_expert_layers
 from moebox.core.deployment import Deployment
 from moebox.core.plan import Memory, PlanWarning
 from moebox.core.recipe import Recipe
 from moebox.engines.assemble import python_entry
 from moebox.engines.flags import Argument, is_at_least
 from moebox.engines.ggml.engine import GgmlEngine
-from moebox.engines.ggml.memory import expert_layers_on_gpus, memory_budget, offload_threshold
+from moebox.engines.ggml.memory import memory_budget, offload_threshold
 from moebox.engines.ik_llama_cpp.traits import TRAITS
 from moebox.engines.support import engines_for_format, plan_warning, quantization_of
 from moebox.units import format_count
@@ -53,7 +54,7 @@ class IkLlamaCppEngine(GgmlEngine):
         often enough to pay for its copy. Below that the CPU reads prompts with them.
         """
         recipe, model, hybrid = deployment.recipe, deployment.model, deployment.recipe.hybrid
-        all_on_gpus = expert_layers_on_gpus(recipe) >= model.moe_layers
+        all_on_gpus = gpu_expert_layers(recipe) >= model.moe_layers
         if hybrid is None or not deployment.required_box.gpus or all_on_gpus:
             return []
         least = offload_threshold(model)
