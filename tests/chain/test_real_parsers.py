@@ -70,7 +70,7 @@ def rendered(engine: str) -> list[Line]:
 def words_of(recipe: Recipe, rank: int) -> Line:
     """Return the engine's own arguments for one rank, without the entry."""
     deployment = deploy(recipe)
-    node = engines.LaunchNode.with_rank(rank, "10.0.0.1")
+    node = engines.LaunchNode(rank=rank, master="10.0.0.1", follows=rank > 0)
     return [part for word in engines.load_engine(recipe.engine).arguments(deployment, node=node) for part in word]
 
 

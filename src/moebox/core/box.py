@@ -39,11 +39,6 @@ class Pcie:
         per_lane = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
         return round(per_lane.get(self.generation, 0.25e9) * self.width)
 
-    @property
-    def is_degraded(self) -> bool:
-        """Fewer lanes than GPU and slot support. The generation drops at idle, so it does not count."""
-        return self.width < self.max_width
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuProcess:
@@ -105,8 +100,8 @@ class Gpu:
 
     @property
     def degraded_slot(self) -> Pcie | None:
-        """The slot, if it has fewer lanes than GPU and slot support."""
-        return self.pcie if self.pcie and self.pcie.is_degraded else None
+        """The slot, if it has fewer lanes than GPU and slot support. (The generation drops at idle.)"""
+        return self.pcie if self.pcie and self.pcie.width < self.pcie.max_width else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

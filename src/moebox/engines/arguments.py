@@ -24,10 +24,6 @@ class LaunchNode:
     follows: bool = False  # True on every rank but 0
     addresses: tuple[str, ...] = ()  # of all nodes by rank, if they are known
 
-    @classmethod
-    def with_rank(cls, rank: int, master: str, addresses: tuple[str, ...] = ()) -> "LaunchNode":
-        return cls(rank=rank, master=master or "127.0.0.1", follows=rank > 0, addresses=addresses)
-
 
 def flatten(arguments: Iterable[Argument]) -> tuple[str, ...]:
     return tuple(part for argument in arguments for part in argument)

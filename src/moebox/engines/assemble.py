@@ -29,7 +29,7 @@ def build_launch(deployment: Deployment, *, rank: int = 0, master: str = "", add
 
     `launch_command` puts docker or podman around it.
     """
-    node = LaunchNode.with_rank(rank, master, addresses)
+    node = LaunchNode(rank=rank, master=master or "127.0.0.1", follows=rank > 0, addresses=addresses)
     recipe, traits = deployment.recipe, deployment.engine
     engine = load_engine(traits.name)
     if node.follows and traits.worker_programs:  # serves the first node and no client: it gets no key

@@ -9,7 +9,6 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Literal
 
 from moebox.core import families, registry
 from moebox.core.deployment import Deployment
@@ -17,13 +16,12 @@ from moebox.core.model import format_names
 from moebox.core.plan import PlanWarning
 from moebox.core.support import Support, known_to_run, support_for
 from moebox.core.support_matrix import STATE_TEXT, Setup, SupportRow, build_of
-from moebox.core.symptom import changes_text, choose_remedy
+from moebox.core.symptom import Severity, changes_text, choose_remedy
 from moebox.engines.arguments import full_flag_name
 from moebox.engines.flags import flag_catalogue, is_newer_than_known, newest_version
 from moebox.sizing.layout import layout_problem
 from moebox.units import format_gb
 
-Severity = Literal["note", "warning", "fatal"]
 MLA_FP8 = "smem-vllm-mla-fp8"  # the symptom of a decode kernel that a patch fixes
 PATCHABLE_SYMPTOMS = (MLA_FP8,)
 # Answers by deployment: a plan asks for the refusals, the forecast and the discounts of each candidate.
@@ -34,9 +32,9 @@ BY_CHECKS, BY_LIST = (143, 198), (42, 75)
 MOST_POSSIBLE = 3  # rows under further conditions that are shown, the newest first
 
 
-def plan_warning(severity: Severity, text: str, remedy: str = "", source: str = "", symptom: str = "") -> PlanWarning:
+def plan_warning(severity: Severity, text: str, remedy: str = "", source: str = "") -> PlanWarning:
     """Return a PlanWarning from positional arguments."""
-    return PlanWarning(symptom=symptom, text=text, remedy=remedy, severity=severity, source=source)
+    return PlanWarning(text=text, remedy=remedy, severity=severity, source=source)
 
 
 def sm_majors(deployment: Deployment) -> set[str]:
@@ -232,7 +230,7 @@ def support_warnings(deployment: Deployment) -> list[PlanWarning]:
 def _warnings(setup: Setup, support: Support) -> Iterator[PlanWarning]:
     for refusal in support.refusals:
         source = f"{refusal.at} of {setup.engine} {refusal.release}" if refusal.release else refusal.at
-        yield PlanWarning(text=refusal.text, remedy=refusal.remedy, severity="fatal", source=source)
+        yield plan_warning("fatal", refusal.text, refusal.remedy, source)
     for match in support.matches:
         if match.row.state != "runs":
             without = " The forecast is without it: how much was not measured." * match.row.estimated
