@@ -6,7 +6,8 @@ Every problem ends the job with a reason; nothing raises, and nothing waits with
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from moebox import codec
 from moebox.core import catalogue
@@ -77,6 +78,9 @@ def run_agent(
     work = AgentWork(messages=[{"role": "user", "content": job.instruction}])
     system = f"{SYSTEM if job.tools else SYSTEM_WITHOUT_TOOLS}\n\n{job.system}".strip()
     recent = _RecentTurns()
+    request = partial(
+        request_reply, settings, system, work.messages, toolbox.tools, ends_at=limits.ends_at, stop=limits.stop
+    )
     for number in range(1, job.turns + 1):
         started = time.monotonic()
         if limits.stop() or started > limits.ends_at:
@@ -87,9 +91,9 @@ def run_agent(
         if max_tokens < 1:
             work.end, work.reason = "context", f"{limits.context} tokens are full before reply {number}"
             return work
-        reply = _request(settings, system, work, toolbox, limits, max_tokens)
+        reply = request(max_tokens=max_tokens)
         if reply.context_full and limits.context is None and max_tokens > FEW_TOKENS:
-            reply = _request(settings, system, work, toolbox, limits, FEW_TOKENS)
+            reply = request(max_tokens=FEW_TOKENS)
         work.text = reply.text
         calls, results, dead_server = _make_calls(toolbox, reply, recent)
         tools_s = sum(call.seconds for call in calls)
@@ -113,15 +117,6 @@ def run_agent(
             work.messages[-1] = {"role": "assistant", "content": reply.text or "…"}
             work.messages.append({"role": "user", "content": NUDGE})
     return work
-
-
-def _request(
-    settings: ReplySettings, system: str, work: AgentWork, toolbox: Toolbox, limits: WorkLimits, max_tokens: int
-) -> AgentReply:
-    ends_at, stop = limits.ends_at, limits.stop
-    return request_reply(
-        settings, system, work.messages, toolbox.tools, max_tokens=max_tokens, ends_at=ends_at, stop=stop
-    )
 
 
 def _next_reply_tokens(job: AgentJob, context: int | None, work: AgentWork, system: str) -> int:
@@ -159,15 +154,8 @@ def _make_calls(
         recent.repeats = recent.repeats + 1 if this_call == recent.last_call else 1
         recent.last_call = this_call
         results.append((call, outcome.text))
-        new_record = CallRecord(
-            tool=call.name[:80],
-            ok=ok,
-            error=outcome.error[:300],
-            repaired=repaired,
-            seconds=time.monotonic() - began,
-            answer=outcome.text[:200],
-        )
-        records.append(new_record)
+        record = CallRecord(tool=call.name[:80], ok=ok, error=outcome.error[:300], answer=outcome.text[:200])
+        records.append(replace(record, repaired=repaired, seconds=time.monotonic() - began))
     return records, results, ""
 
 

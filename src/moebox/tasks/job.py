@@ -44,13 +44,17 @@ class JobDraft:
     gadget: str = ""  # initial goods of the gadget's store as JSON; "" if the job has no gadget
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentJob(JobDraft):
+@dataclass(frozen=True, kw_only=True)  # no slots, so that it can be a second base
+class JobName:
     family: str
     level: Level
     seed: int
 
     @property
     def id(self) -> str:
-        """Name that identifies the job: family, level and seed."""
         return f"{self.family}-{self.level}-{self.seed}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentJob(JobDraft, JobName):
+    """A draft with the name that it was made from."""

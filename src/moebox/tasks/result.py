@@ -1,44 +1,33 @@
 """Results of jobs: written to RUN/tasks.json as they come, and read back by the report as the same types."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from moebox import codec
 from moebox.core.verdict import Score
 from moebox.store import Run
+from moebox.tasks.job import JobName as JobName
 from moebox.tasks.job import Level
 
-# How a job ended. The last three are unfinished: `--resume` does those again.
-End = Literal[
-    "done",  # a reply without a tool call
-    "turns",  # as many replies as the job allows
-    "time",  # the job's own time was up
-    "context",  # the conversation no longer fits the server's context
-    "cut",  # a reply was cut at its token limit with nothing usable in it
-    "endpoint",  # the server rejected a request or broke off, and still answers
-    "thinking",  # replies of nothing but thinking
-    "malformed",  # only calls that no tool accepts
-    "loop",  # the same call with the same answer again and again
-    "tool",  # a tool's own server died
-    "client",  # a real client failed or could not start
-    "budget",
-    "stopped",
-    "gone",  # the server no longer answers
+Unfinished = Literal["budget", "stopped", "gone"]  # `--resume` does those again
+Finished = Literal[
+    "done", "turns", "time", "context", "cut", "endpoint", "thinking", "malformed", "loop", "tool", "client"
 ]
-UNFINISHED: tuple[End, ...] = ("budget", "stopped", "gone")
+End = Finished | Unfinished  # how a job ended
+UNFINISHED: tuple[Unfinished, ...] = get_args(Unfinished)
 FILE = "tasks.json"
 END_TITLES: dict[End, str] = {
-    "done": "done",
-    "turns": "used all its turns",
-    "time": "out of time",
-    "context": "context full",
-    "cut": "reply cut",
-    "endpoint": "endpoint failed",
+    "done": "done",  # a reply without a tool call
+    "turns": "used all its turns",  # as many replies as the job allows
+    "time": "out of time",  # the job's own
+    "context": "context full",  # the conversation no longer fits the server's
+    "cut": "reply cut",  # at its token limit with nothing usable in it
+    "endpoint": "endpoint failed",  # the server rejected a request or broke off, and still answers
     "thinking": "nothing but thinking",
     "malformed": "calls that no tool takes",
-    "loop": "went in circles",
+    "loop": "went in circles",  # the same call with the same answer again and again
     "tool": "a tool's server died",
-    "client": "the client failed",
+    "client": "the client failed",  # or could not start
     "budget": "budget used up",
     "stopped": "stopped",
     "gone": "the server stopped answering",
@@ -78,18 +67,6 @@ class HiddenCheckResult:
     passed: int
     of: int
     detail: str = ""  # the first failure: the value that came, not the one wanted
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobName:
-    family: str
-    level: Level
-    seed: int
-
-    @property
-    def id(self) -> str:
-        """Same as the job's id."""
-        return f"{self.family}-{self.level}-{self.seed}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

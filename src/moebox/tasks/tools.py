@@ -79,7 +79,7 @@ class Workspace:
             raise ToolRefused(f"more than {MAX_BYTES:,} bytes in all")
 
 
-MAX_ANSWER_CHARS = 16_000  # of one answer; a longer one is cut, with a note
+MAX_ANSWER_CHARS = 16_000  # of one answer; the middle of a longer one is left out, with a note
 MAX_LINES = 400
 MAX_MATCHES = 60
 RUN_LIMITS = SandboxLimits(time_s=30.0, cpu_s=10, memory_bytes=768 * 2**20)
@@ -139,12 +139,15 @@ class Toolbox:
         """Make one call. Nothing the model writes raises here."""
         try:
             tool, given = self._check_call(name, arguments)
+            text = tool.run(given)
         except InvalidCall as problem:
             return ToolOutcome(text=f"error: {problem}", error=str(problem))
-        try:
-            return ToolOutcome(text=truncate_answer(tool.run(given)))
         except ToolRefused as problem:
             return ToolOutcome(text=f"error: {problem}")
+        if len(text) > MAX_ANSWER_CHARS:
+            half = MAX_ANSWER_CHARS // 2
+            text = f"{text[:half]}\n[… {len(text) - 2 * half:,} characters left out …]\n{text[-half:]}"
+        return ToolOutcome(text=text)
 
     def _check_call(self, name: str, arguments: str) -> tuple[AgentTool, Json]:
         """The tool and its parsed arguments, or InvalidCall."""
@@ -225,11 +228,3 @@ def _describe_run(outcome: sandbox.SandboxOutcome) -> str:
     if outcome.timed_out or outcome.exit_code < 0:
         ended = outcome.error or ended
     return f"{outcome.output.strip()}\n({ended})".strip()
-
-
-def truncate_answer(text: str) -> str:
-    """At most MAX_ANSWER_CHARS characters: beginning and end, and how much is missing."""
-    if len(text) <= MAX_ANSWER_CHARS:
-        return text
-    half = MAX_ANSWER_CHARS // 2
-    return f"{text[:half]}\n[… {len(text) - 2 * half:,} characters left out …]\n{text[-half:]}"

@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import random
-from collections.abc import Mapping
 
 from moebox.tasks.families import material
 from moebox.tasks.families.material import Sizes
@@ -17,17 +16,13 @@ ERRAND_SIZES: Sizes = {"easy": (3, 1), "medium": (20, 3), "hard": (60, 8)}  # ke
 def make_errand(rng: random.Random, level: Level) -> JobDraft:
     """Look, read, write a value to a file. The easiest family, which a very small model can learn.
 
-    Files with `key = value` lines; one value is wanted in a file of its own.
+    Files with `key = value` lines, one or several of a folder; one value is wanted in a file of its own.
     """
     count, file_count = ERRAND_SIZES[level]
     keys = rng.sample(material.THINGS, count)
     title = f"{rng.choice(material.PLACES)}_{rng.randint(100, 999)}"
     values = {key: rng.randint(100, 999) for key in keys}
-    return errand_draft(title, values, rng.choice(keys), file_count)
-
-
-def errand_draft(title: str, values: Mapping[str, object], wanted: str, file_count: int) -> JobDraft:
-    """The errand for these keys and values, in one file or in several of a folder."""
+    wanted = rng.choice(keys)
     files: dict[str, str] = {}
     for number, (key, value) in enumerate(values.items()):
         path = f"{title}.txt" if file_count == 1 else f"{title}/part_{number % file_count}.txt"
