@@ -93,4 +93,4 @@ def test_there_is_one_client():
         )
     }
 
-    assert makers <= {"http.py", "serve/callcheck.py"}
+    assert makers <= {"http.py", "serve/connect.py"}

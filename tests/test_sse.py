@@ -16,7 +16,7 @@ from moebox.bench.generator.recorder import ReplyRecorder
 from moebox.core.endpoint import Endpoint, endpoint_from_url
 from moebox.core.verdict import HttpExchange
 from moebox.errors import AnswerIsNo
-from moebox.serve.callcheck import call_as_client
+from moebox.serve.connect import call_as_client
 from moebox.stream.exchange import StreamExchange
 from moebox.stream.sse import EventParser, parse_events
 from moebox.verify.completions import parse_chat_stream

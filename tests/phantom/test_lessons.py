@@ -11,7 +11,7 @@ from training.lessons import LESSONS, product_working
 from training.tokenizer import load
 
 from moebox.phantom.question import ModelReply
-from moebox.serve import callcheck
+from moebox.serve import connect
 
 seeds = st.integers(0, 2**32)
 names = pytest.mark.parametrize("name", LESSONS)
@@ -49,7 +49,7 @@ def test_what_clients_ask_is_taught_word_for_word():
     asked = {str(LESSONS["clients"](rng, thinking=True).messages[-1]["content"]) for _ in range(600)}
     smoke = (Path(__file__).parents[2] / "scripts/smoke_test_openai.py").read_text()
     questions = [
-        callcheck.QUESTION.replace("/srv/notes/shopping.txt", "/"),
+        connect.QUESTION.replace("/srv/notes/shopping.txt", "/"),
         "Say hello in one word.",
         *re.findall(r"message\(f?['\"](.*?)['\"][,)]", smoke),
     ]

@@ -22,8 +22,7 @@ from moebox.core.endpoint import endpoint_from_url
 from moebox.core.recipe import Listen, Recipe
 from moebox.errors import AnswerIsNo, BadInput
 from moebox.serve import jsonc
-from moebox.serve.callcheck import call_as_client
-from moebox.serve.connect import CLIENTS, LiveModel, client_settings, write_settings
+from moebox.serve.connect import CLIENTS, LiveModel, call_as_client, client_settings, write_settings
 from moebox.serve.session import engine_session
 from moebox.store import Run
 from tests.serving import live

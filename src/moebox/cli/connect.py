@@ -81,9 +81,7 @@ def connect(
     used = (text for text, check in quirks.items() if check not in unused)
     print_lines((f"note: {note}" for note in (*notes, *settings.notes, *used)), stderr=True)
     if check:
-        from moebox.serve.callcheck import call_as_client
-
-        call = call_as_client(client, endpoint)
+        call = connecting.call_as_client(client, endpoint)
         print_note(f"works: {call.protocol}: {call.evidence}")
         document["check"] = call
     if json:

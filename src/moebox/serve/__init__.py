@@ -14,5 +14,5 @@ program    routers and twins under a guard
 nodes      several nodes: node_checks, conduct (here), agent (there)
 embedded   llama.cpp inside a child process
 dummy      a GGUF of real shapes with dummy weights
-connect    settings of clients; callcheck: a call as a client makes it
+connect    settings of clients, and a call as a client makes it
 """
