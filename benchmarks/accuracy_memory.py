@@ -84,7 +84,7 @@ class PublishedStart:
         count, _, name = self.box.partition("x-")
         model = catalogue.find_model(self.model)
         box = Box(name=self.box, gpus=(catalogue.find_gpu(name),) * int(count))
-        return Deployment.from_parts(self.recipe, model, catalogue.find_checkpoint(model.name, self.checkpoint), box)
+        return Deployment(self.recipe, model, catalogue.find_checkpoint(model.name, self.checkpoint), box)
 
 
 def published_starts(kind: str) -> tuple[PublishedStart, ...]:

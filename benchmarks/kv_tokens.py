@@ -194,7 +194,7 @@ def planned_tokens(config: dict[str, Any]) -> int:
     )
     sizes = {name: 2 * count for name, count in model.parameters_by_component.items()}
     checkpoint = Checkpoint(name="cut", model="cut", quant="bf16", bytes_by_component=sizes)
-    return memory_budget(Deployment.from_parts(recipe, model, checkpoint, BOX)).kv_tokens
+    return memory_budget(Deployment(recipe, model, checkpoint, BOX)).kv_tokens
 
 
 def main(names: list[str]) -> int:

@@ -93,7 +93,7 @@ def facts(recipe: Recipe, layers: int = 0) -> tuple[Model, Checkpoint]:
 
 def speed_of(box: Box, recipe: Recipe, layers: int = 0) -> Speed:
     """The speed model of a recipe whose model and checkpoint are in the catalogue."""
-    return Speed.from_published_rows(Deployment.from_parts(recipe, *facts(recipe, layers), box))
+    return Speed.from_published_rows(Deployment(recipe, *facts(recipe, layers), box))
 
 
 def recipe_of(engine: Any, model: str, checkpoint: str, **settings: Any) -> Recipe:
@@ -261,7 +261,7 @@ def _micro_batches(items: tuple[tuple[str, str], ...]) -> Speed:
     mla = 2 if model.mla else None
     hybrid = Hybrid(experts=(layers,), threads=int(row["threads"]), ubatch=int(row["ubatch"]), mla=mla)
     recipe = recipe_of(row["engine"], model.name, near.name, kv="f16", hybrid=hybrid)
-    return Speed.from_published_rows(Deployment.from_parts(recipe, model, replace(near, bytes_by_component=parts), box))
+    return Speed.from_published_rows(Deployment(recipe, model, replace(near, bytes_by_component=parts), box))
 
 
 def _chunk_rate(speed: Callable[[], Speed], chunk: int, past: int) -> float:

@@ -51,7 +51,7 @@ def forecast_picture() -> str:
     model, checkpoints = resolve_model("kimi-k2.6")
     plan = choose_plan(box, model, checkpoints, Constraints())
     checkpoint = next(each for each in checkpoints if each.name == plan.recipe.checkpoint)
-    speed = Speed.from_published_rows(Deployment.from_parts(plan.recipe, model, checkpoint, box))
+    speed = Speed.from_published_rows(Deployment(plan.recipe, model, checkpoint, box))
     step = speed.gpu_step
     assert step is not None
     loads = {streams: step.step_parts(streams, 8192) for streams in (1, 8, 32)}

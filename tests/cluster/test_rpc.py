@@ -96,7 +96,7 @@ def test_whole_layers_lie_where_the_plan_put_them(rpc: Path, slurm: Cluster) -> 
     rpc.write_text(codec.to_toml(dataclasses.replace(recipe, hybrid=hybrid)))
     spanning = deploy(load_recipe(str(rpc)))
     box = Box(name="two", cpu=Cpu(cores=1), ram=64 << 30, ram_bandwidth=10**10, nodes=2)
-    memory = engines.memory_budget(Deployment.from_parts(spanning.recipe, spanning.model, spanning.checkpoint, box))
+    memory = engines.memory_budget(Deployment(spanning.recipe, spanning.model, spanning.checkpoint, box))
     with session(rpc) as running:
         running.wait_ready(patience_s=PATIENCE_S)
         assert "completion_tokens" in answer(running)

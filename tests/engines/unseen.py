@@ -54,7 +54,7 @@ def thread_deployment(thread: dict[str, str]) -> Deployment:
             recipe = replace(recipe, speculate=Speculate(method=value))
         else:
             recipe = with_settings(recipe, {path: int(value) if path == "max_seqs" else value == "true" or value})
-    return Deployment.from_parts(recipe, model, checkpoint, box)
+    return Deployment(recipe, model, checkpoint, box)
 
 
 def predicted_state(thread: dict[str, str]) -> tuple[str, str]:

@@ -218,7 +218,7 @@ def test_depths_have_every_kind_and_fit() -> None:
     """One dense layer and three with experts, then as many as half of the memory holds."""
     model, forms = resolve_model("kimi-k2.6")
     form = next(one for one in forms if one.quant == "int4-g32")
-    deployment = Deployment.from_parts(acting("good"), model, form, load_box("8x-h200"))
+    deployment = Deployment(acting("good"), model, form, load_box("8x-h200"))
     few, more = choose_depths(deployment)
     assert few.layers == 4
     assert few.layers < more.layers <= 24
@@ -234,13 +234,13 @@ def test_experts_on_gpus_and_in_ram_take_a_third_boot(tmp_path: Path) -> None:
         acting("good"), engine="ik_llama.cpp", hybrid=Hybrid(experts=((1, 2, 3), (58, 59, 60)))
     )
     box = load_box("2x-rtx-pro-6000-max-q", ram="768GiB")
-    depths = choose_depths(Deployment.from_parts(recipe, model, form, box), (4, 8))
+    depths = choose_depths(Deployment(recipe, model, form, box), (4, 8))
     assert [(depth.layers, depth.gpu_experts) for depth in depths] == [(4, 0), (8, 0), (8, 3)]
     assert shallower_depth(Boot(layers=8, gpu_experts=7), above=4) == Boot(layers=6, gpu_experts=5)
     tiny = dataclasses.replace(
         model, hidden=64, vocab=512, moe=dataclasses.replace(model.moe, experts=8, used=2, intermediate=64)
     )
-    deployment = Deployment.from_parts(recipe, tiny, dataclasses.replace(form, quant="Q4_0"), box)
+    deployment = Deployment(recipe, tiny, dataclasses.replace(form, quant="Q4_0"), box)
     small = recipe_at_depth(deployment, depths[2], tmp_path / "x.gguf")
     assert small.hybrid is not None
     assert small.hybrid.experts == ((1, 3), (2,))

@@ -10,7 +10,7 @@ from moebox.core.recipe import Parallel, Recipe
 
 def on(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe) -> Deployment:
     """Return the deployment of `recipe`."""
-    return Deployment.from_parts(recipe, model, checkpoint, box)
+    return Deployment(recipe, model, checkpoint, box)
 
 
 def kimi(**changes: object) -> Recipe:

@@ -29,7 +29,7 @@ def test_vllm_reports_fewer_tokens_because_states_take_pages() -> None:
     """On an H200 vLLM 0.26 had 2,950 blocks of 1,056 tokens, eleven a request of 8,192: 2,196,945 tokens."""
     model = catalogue.find_model("qwen3.6-35b")
     pages = find_cache_pages(model, QWEN, model.layers, 8192)
-    memory = memory_budget(Deployment.from_parts(QWEN, model, catalogue.find_checkpoint(model.name, "bf16"), H200))
+    memory = memory_budget(Deployment(QWEN, model, catalogue.find_checkpoint(model.name, "bf16"), H200))
 
     assert pages is not None
     assert (pages.block_tokens, pages.block_bytes, pages.request_blocks(8192)) == (1056, 21_626_880, 11)
@@ -108,7 +108,7 @@ def test_deepseek_v4_keeps_inputs_of_the_open_compression() -> None:
     )
     booted = replace(recipe, context=8192, flags={"no-async-scheduling": True, "kv-cache-memory-bytes": 2**30})
     checkpoint = catalogue.published_checkpoints(model.name)[0]
-    memory = memory_budget(Deployment.from_parts(replace(booted, batched_tokens=8192), few, checkpoint, H200))
+    memory = memory_budget(Deployment(replace(booted, batched_tokens=8192), few, checkpoint, H200))
     assert memory.kv_tokens == 50_796
 
 
@@ -123,8 +123,8 @@ def test_sglang_gives_states_their_ratio() -> None:
     """SGLang keeps 0.9 bytes of states for each byte of cache, however many requests may run."""
     model, checkpoint = catalogue.find_model("qwen3.6-35b"), catalogue.find_checkpoint("qwen3.6-35b", "bf16")
     recipe = replace(QWEN, engine="sglang", engine_version="0.5.23")
-    usual = memory_budget(Deployment.from_parts(recipe, model, checkpoint, H200))
+    usual = memory_budget(Deployment(recipe, model, checkpoint, H200))
     half = replace(recipe, flags={"mamba-full-memory-ratio": 0.45})
-    more = memory_budget(Deployment.from_parts(half, model, checkpoint, H200))
+    more = memory_budget(Deployment(half, model, checkpoint, H200))
 
     assert more.kv_tokens == pytest.approx(usual.kv_tokens * 1.9 / 1.45, rel=0.001)

@@ -37,7 +37,7 @@ def test_cores_with_avx512_read_prompts_faster() -> None:
     old = replace(box, cpu=replace(box.cpu, model="Threadripper PRO 3995WX"))
     seconds = []
     for each in (box, old):
-        step = Speed.from_published_rows(Deployment.from_parts(recipe, model, checkpoint, each)).hybrid_step
+        step = Speed.from_published_rows(Deployment(recipe, model, checkpoint, each)).hybrid_step
         assert step is not None
         seconds.append(step.prefill_parts(512, 0)["experts on the CPU"])
 

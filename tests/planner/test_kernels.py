@@ -206,7 +206,7 @@ def test_a_cpu_gains_little_by_streams() -> None:
         hybrid=Hybrid(threads=1, ubatch=512),
     )
     box = Box(name="t", cpu=Cpu(cores=2, threads=2), ram=24 * 2**30)
-    speed = Speed.for_deployment(Deployment.from_parts(recipe, resolved.model, resolved.checkpoints[0], box))
+    speed = Speed.for_deployment(Deployment(recipe, resolved.model, resolved.checkpoints[0], box))
     low, high = speed.decode_range
     for streams, measured in ((1, 153), (8, 164)):
         rate = speed.decode_tok_s(streams, 1000)

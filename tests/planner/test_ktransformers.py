@@ -45,7 +45,7 @@ def deployment(row: dict[str, Any]) -> Deployment:
         parallel=Parallel(tp=row["gpus"]),
         hybrid=Hybrid(threads=row["cores"], pools=row["sockets"], gpu_experts=row["gpu_experts"]),
     )
-    return Deployment.from_parts(recipe, model, form, box)
+    return Deployment(recipe, model, form, box)
 
 
 @pytest.mark.parametrize("name", [row["name"] for row in ROWS if "pp" in row])
@@ -95,7 +95,7 @@ def test_it_is_planned_on_request_and_shown_beside_others() -> None:
     assert requested.recipe.hybrid is not None
     assert (requested.recipe.hybrid.gpu_experts or 0) > 10
     launch = engines.build_launch(
-        Deployment.from_parts(requested.recipe, model, catalogue.find_checkpoint(model.name, "int4"), box)
+        Deployment(requested.recipe, model, catalogue.find_checkpoint(model.name, "int4"), box)
     )
     assert ("--kt-method", "RAWINT4") in zip(launch.argv, launch.argv[1:], strict=False)
     assert free.recipe.engine != "ktransformers"
@@ -106,7 +106,7 @@ def test_the_launch_has_only_flags_of_its_fork_of_sglang() -> None:
     row = deployment(BY_NAME["kt-4x4090"])
     model = catalogue.find_model("kimi-k2.6")
     recipe = dataclasses.replace(row.recipe, model=model.name, checkpoint="int4", vision=False, thinking=False)
-    kimi = Deployment.from_parts(recipe, model, catalogue.find_checkpoint(model.name, "int4"), row.box)
+    kimi = Deployment(recipe, model, catalogue.find_checkpoint(model.name, "int4"), row.box)
 
     engines.check_recipe(kimi)
     argv = engines.build_launch(kimi).argv

@@ -97,7 +97,7 @@ def deploy(recipe: Recipe, box: Box | None = None) -> Deployment:
             if found := read_weights(recipe.checkpoint):
                 model, notes = found.model, found.notes
                 checkpoint = replace(found.checkpoints[0], path=recipe.checkpoint)
-    return Deployment.from_parts(recipe, model, checkpoint, box, notes=notes)
+    return Deployment(recipe, model, checkpoint, box, notes=notes)
 
 
 def _find_published(recipe: Recipe) -> tuple[Model | None, Checkpoint | None]:

@@ -123,7 +123,7 @@ def find_target(
             raise problem from None
         deployment = candidates[0].deployment  # the simplest recipe
     else:
-        deployment = Deployment.from_parts(plan.recipe, model, planned_checkpoint(plan.recipe, checkpoints), place)
+        deployment = Deployment(plan.recipe, model, planned_checkpoint(plan.recipe, checkpoints), place)
         if not others:
             return ForecastTarget(deployment=deployment, memory=plan.memory, warnings=plan.warnings)
     return _describe_deployment(recipes.change_deployment(deployment, others))

@@ -3,7 +3,7 @@
 `checkpoint.deploy` makes one from a recipe, the planner one for each candidate. Everything after `plan` takes it.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from moebox.core import registry
@@ -14,7 +14,7 @@ from moebox.core.traits import Traits
 from moebox.errors import BadInput
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Deployment:
     """One engine, one checkpoint of one model, one set of settings, and the box if it is known.
 
@@ -22,32 +22,16 @@ class Deployment:
     """
 
     recipe: Recipe
-    engine: Traits
-    box: Box | None = None
-    known_model: Model | None = None
-    known_checkpoint: Checkpoint | None = None
+    known_model: Model | None
+    known_checkpoint: Checkpoint | None
+    box: Box | None
     notes: tuple[str, ...] = ()  # how the weights were recognised, if that needs an explanation
     running_version: str = ""  # of the installed engine, if that was detected
     image_digest: str = ""  # of the image on this machine, whose tag may name another one later
+    engine: Traits = field(init=False)
 
-    @classmethod
-    def from_parts(
-        cls,
-        recipe: Recipe,
-        model: Model | None,
-        checkpoint: Checkpoint | None,
-        box: Box | None = None,
-        *,
-        notes: tuple[str, ...] = (),
-    ) -> "Deployment":
-        return cls(
-            recipe=recipe,
-            engine=registry.engine_traits(recipe.engine),
-            box=box,
-            known_model=model,
-            known_checkpoint=checkpoint,
-            notes=notes,
-        )
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "engine", registry.engine_traits(self.recipe.engine))
 
     @property
     def model(self) -> Model:
@@ -125,5 +109,4 @@ class Deployment:
 
     def with_recipe(self, recipe: Recipe) -> "Deployment":
         """The same weights with other settings."""
-        engine = self.engine if recipe.engine == self.engine.name else registry.engine_traits(recipe.engine)
-        return replace(self, recipe=recipe, engine=engine)
+        return replace(self, recipe=recipe)

@@ -89,7 +89,7 @@ def check_example(engine: Any, traits: Traits) -> PackageCheck:
         listen=Listen(port=8000),
     )
     box = Box(name=EXAMPLE_BOX, gpus=(catalogue.find_gpu("b200"),) * 8)
-    deployment = Deployment.from_parts(recipe, model, checkpoint, box)
+    deployment = Deployment(recipe, model, checkpoint, box)
     step = "memory_budget"
     try:
         engine.memory_budget(deployment)

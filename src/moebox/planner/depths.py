@@ -19,7 +19,7 @@ def cut_layers(deployment: Deployment, layers: int) -> Deployment:
         name: round(size * after.get(name, 0) / before[name]) if before.get(name) else size
         for name, size in checkpoint.bytes_by_component.items()
     }
-    return Deployment.from_parts(recipe, small, replace(checkpoint, bytes_by_component=sizes), box)
+    return Deployment(recipe, small, replace(checkpoint, bytes_by_component=sizes), box)
 
 
 def expected_steps(deployment: Deployment, steps: Iterable[tuple[int, int]]) -> tuple[ExpectedStep, ...]:

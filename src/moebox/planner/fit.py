@@ -75,7 +75,7 @@ def smaller_deployments(deployment: Deployment) -> Iterator[tuple[str, Deploymen
         is_smaller = checkpoint.total_bytes < deployment.checkpoint.total_bytes
         if is_smaller and checkpoint.format in deployment.engine.formats:
             changed = replace(recipe, checkpoint=checkpoint.name)
-            yield f'checkpoint = "{checkpoint.name}"', Deployment.from_parts(changed, model, checkpoint, box)
+            yield f'checkpoint = "{checkpoint.name}"', Deployment(changed, model, checkpoint, box)
 
 
 def fits_and_starts(deployment: Deployment) -> bool:

@@ -62,7 +62,7 @@ class Candidate:
 
     @cached_property
     def deployment(self) -> Deployment:
-        return Deployment.from_parts(self.recipe, self.inputs.model, self.checkpoint, self.inputs.box)
+        return Deployment(self.recipe, self.inputs.model, self.checkpoint, self.inputs.box)
 
     @cached_property
     def memory(self) -> Memory:

@@ -184,7 +184,7 @@ def plan_within(query: PlanQuery, constraints: Constraints) -> PlanReply:
     checkpoint = planned_checkpoint(plan.recipe, known.checkpoints)
     box = recipes.calibrated_box(query.box or None, **memory)
     box = replace(box, gpus=(), links=()) if phantom else box
-    deployment = Deployment.from_parts(plan.recipe, known.model, checkpoint, box)
+    deployment = Deployment(plan.recipe, known.model, checkpoint, box)
     return PlanReply(query=query, plan=plan, speed=Speed.for_deployment(deployment))
 
 
