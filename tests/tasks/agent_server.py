@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from moebox.tasks.families import FAMILIES, make_job
 from moebox.tasks.gadget import TROLLEY_CAPACITY
-from moebox.tasks.job import LEVELS, AgentJob
+from moebox.tasks.result import LEVELS, AgentJob
 
 SEEDS = range(6)
 Step = dict[str, Any]  # text, calls [(name, arguments)], thinking, finish, raw arguments

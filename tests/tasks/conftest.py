@@ -11,9 +11,8 @@ import pytest
 from moebox.core.endpoint import Endpoint
 from moebox.store import Run
 from moebox.tasks import runner
-from moebox.tasks.job import Level
 from moebox.tasks.reply import ReplySettings, TaskApi
-from moebox.tasks.result import JobName, JobResult, TaskRun
+from moebox.tasks.result import JobName, JobResult, Level, TaskRun
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,7 +8,7 @@ from moebox.errors import UnknownName
 from moebox.tasks.families import FAMILIES, make_job
 from moebox.tasks.families.code_jobs import evaluate_expression, visible_bugs
 from moebox.tasks.families.material import ModulePart, draw_parts, module_parts
-from moebox.tasks.job import LEVELS, Level
+from moebox.tasks.result import LEVELS, Level
 from moebox.tasks.score import changed_protected_files, run_hidden_checks, values_equal
 from tests.sampling import one_in
 

@@ -13,9 +13,8 @@ from moebox import codec
 from moebox.core import catalogue
 from moebox.core.endpoint import ToolCall
 from moebox.loose import Json
-from moebox.tasks.job import AgentJob
 from moebox.tasks.reply import AgentReply, ReplySettings, ShouldStop, request_reply, tool_result_messages
-from moebox.tasks.result import CallRecord, End, TurnRecord
+from moebox.tasks.result import AgentJob, CallRecord, End, TurnRecord
 from moebox.tasks.tools import Toolbox, ToolServerDied
 
 SYSTEM = (

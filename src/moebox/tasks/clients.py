@@ -31,9 +31,8 @@ from moebox.redact import decode_reply
 from moebox.sandbox.folder import read_files
 from moebox.stream.events import StreamEvent
 from moebox.tasks.agent import AgentWork, WorkLimits, build_turn, extract_code_block, token_gaps
-from moebox.tasks.job import AgentJob
 from moebox.tasks.reply import AgentReply, AnthropicParts
-from moebox.tasks.result import CallRecord, End, TurnRecord
+from moebox.tasks.result import AgentJob, CallRecord, End, TurnRecord
 from moebox.tasks.runner import FinishedWork
 from moebox.tasks.tools import MAX_BYTES, MAX_FILES
 

@@ -26,8 +26,7 @@ from moebox.redact import decode_reply
 from moebox.stream.limits import served_limits
 from moebox.tasks import gadget
 from moebox.tasks.families import FAMILIES
-from moebox.tasks.job import LEVELS, AgentJob, Level
-from moebox.tasks.result import End, HiddenCheckResult, JobResult, TurnRecord
+from moebox.tasks.result import LEVELS, AgentJob, End, HiddenCheckResult, JobResult, Level, TurnRecord
 from moebox.tasks.score import expected_values
 
 AGENT = "terminus-2"  # Harbor's own, which takes any OpenAI-compatible endpoint as `api_base`

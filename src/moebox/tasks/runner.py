@@ -21,9 +21,8 @@ from moebox.tasks import agent
 from moebox.tasks.agent import AgentWork, WorkLimits
 from moebox.tasks.families import FAMILIES, make_job
 from moebox.tasks.gadget import STATE_FILE
-from moebox.tasks.job import AgentJob, Level
 from moebox.tasks.reply import ReplySettings, TaskApi
-from moebox.tasks.result import END_TITLES, FILE, End, JobName, JobResult, TaskRun, TurnRecord
+from moebox.tasks.result import END_TITLES, FILE, AgentJob, End, JobName, JobResult, Level, TaskRun, TurnRecord
 from moebox.tasks.score import changed_protected_files, run_hidden_checks
 from moebox.tasks.tools import AgentTool, Toolbox, ToolServerDied, Workspace
 

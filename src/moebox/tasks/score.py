@@ -18,8 +18,7 @@ from moebox.loose import is_number
 from moebox.sandbox import start as sandbox
 from moebox.sandbox.start import SandboxLimits
 from moebox.tasks.families import make_job
-from moebox.tasks.job import AgentJob
-from moebox.tasks.result import FamilyScore, HiddenCheckResult, JobResult
+from moebox.tasks.result import AgentJob, FamilyScore, HiddenCheckResult, JobResult
 
 LIMITS = SandboxLimits(time_s=20.0, cpu_s=3, memory_bytes=768 * 2**20)
 

@@ -19,7 +19,7 @@ from moebox.loose import Json, get_number, get_text, get_texts
 from moebox.sandbox import start as sandbox
 from moebox.sandbox.start import SandboxLimits
 from moebox.tasks.gadget import GadgetStore
-from moebox.tasks.job import AgentJob
+from moebox.tasks.result import AgentJob
 
 MAX_BYTES = 4 * 2**20  # of all files together
 MAX_FILES = 500

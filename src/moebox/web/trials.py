@@ -14,8 +14,7 @@ from moebox.flows import recipes, switch
 from moebox.flows.tune_state import TUNE_FILE, TuneState
 from moebox.runs.listing import HistoryRow, list_summaries, recipe_history
 from moebox.store import Run, plain, runs_dir
-from moebox.tasks.job import LEVELS
-from moebox.tasks.result import FILE, load_task_run
+from moebox.tasks.result import FILE, LEVELS, load_task_run
 from moebox.tasks.score import family_scores, solved_score
 from moebox.web.engines import find_endpoint, running_engines
 from moebox.web.gate import WebSite

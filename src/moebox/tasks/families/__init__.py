@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from moebox.errors import UnknownName
 from moebox.tasks.families import code_jobs, text_jobs
-from moebox.tasks.job import LEVELS, AgentJob, JobDraft, Level
+from moebox.tasks.result import LEVELS, AgentJob, JobDraft, Level
 
 JobMaker = Callable[[random.Random, Level], JobDraft]
 FAMILIES: dict[str, JobMaker] = {

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from moebox.tasks.families import material
 from moebox.tasks.families.material import ModulePart, Sizes
-from moebox.tasks.job import HiddenCheck, JobDraft, Level
+from moebox.tasks.result import HiddenCheck, JobDraft, Level
 
 REPAIR_SIZES: Sizes = {"easy": (1, 1), "medium": (3, 1), "hard": (5, 3)}  # modules, of them broken
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from moebox.core import catalogue
 from moebox.data import FOLDER
-from moebox.tasks.job import Level
+from moebox.tasks.result import Level
 
 _WORDS = catalogue.load_table("tasks/parts")["words"]
 Sizes = dict[Level, tuple[int, int]]

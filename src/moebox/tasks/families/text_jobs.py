@@ -8,7 +8,7 @@ import random
 from moebox.tasks.families import material
 from moebox.tasks.families.material import Sizes
 from moebox.tasks.gadget import STATE_FILE, list_stock
-from moebox.tasks.job import READING, HiddenCheck, JobDraft, Level
+from moebox.tasks.result import READING, HiddenCheck, JobDraft, Level
 
 ERRAND_SIZES: Sizes = {"easy": (3, 1), "medium": (20, 3), "hard": (60, 8)}  # keys, files
 
