@@ -1,6 +1,7 @@
 """What holds for every command: one-line errors, exit codes, JSON alone on stdout, and a quick start."""
 
 import json
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from moebox.cli import COMMANDS, main
-from moebox.cli.app import load_function
 from tests.driving import recipe_text
 
 
@@ -82,7 +82,7 @@ def test_the_command_line_answers_for_itself():
 def test_every_command_of_the_table_loads_and_explains_itself():
     """A command stands in the table once it works, and has a sentence of help."""
     for name, (target, _) in COMMANDS.items():
-        function = load_function(target)
+        function = pkgutil.resolve_name(target)
         assert function.__doc__, name
 
 

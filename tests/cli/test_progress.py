@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from moebox.cli.display import TimeEstimate
+from moebox.cli.display import WaitingLine
 from moebox.cli.run import RunView
 from moebox.cli.task import job_line
 from moebox.core.pipeline import STEPS, PipelineStep, RunRequest
@@ -26,18 +26,18 @@ def own_durations(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
 def test_a_first_time_is_bounded_by_its_limit():
     """`rehearse --measure` says how long it may still take before it ever ran here."""
-    estimate = TimeEstimate("measure vllm kimi-k2.6", limit_s=600.0)
+    waiting = WaitingLine("", "measure vllm kimi-k2.6", limit_s=600.0)
 
-    assert estimate.duration_text() == ": at most 10 min 00 s"
-    assert re.search(r"at most (9 min \d\d s|10 min 00 s) left$", estimate.progress_text())
+    assert waiting.duration_text() == ": at most 10 min 00 s"
+    assert re.search(r"at most (9 min \d\d s|10 min 00 s) left$", waiting.progress_text())
 
 
 def test_a_second_time_goes_by_the_first():
     durations.remember_duration("measure vllm kimi-k2.6", 3_600.0)
-    estimate = TimeEstimate("measure vllm kimi-k2.6", limit_s=7_200.0)
+    waiting = WaitingLine("", "measure vllm kimi-k2.6", limit_s=7_200.0)
 
-    assert estimate.duration_text().endswith(", as last time")
-    assert estimate.progress_text().endswith(" left (as last time)")
+    assert waiting.duration_text().endswith(", as last time")
+    assert waiting.progress_text().endswith(" left (as last time)")
 
 
 def test_the_table_of_a_run_fits_a_screen_with_the_time_left(tmp_path: Path):

@@ -1,7 +1,7 @@
 """Build the command tree from the table of commands, and call the command that the words name."""
 
+import pkgutil
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Any, Literal, get_args, get_origin
 
 from cyclopts import App, CoercionError, CycloptsError, Parameter
@@ -82,19 +82,13 @@ def build_app(called: Sequence[str] = ()) -> App:
         app.command(group)
     for name, (target, about) in COMMANDS.items():
         head, _, tail = name.partition(" ")
-        command: Any = load_function(target) if name == own else target
+        command: Any = pkgutil.resolve_name(target) if name == own else target
         text = None if name == own else about
         if name not in groups:
             groups.get(head, app).command(command, name=tail or name, help=text)
         elif name == own:
             groups[name].default(command)
     return app
-
-
-def load_function(target: str) -> Any:
-    """Import the function named "module:function"."""
-    module, _, name = target.partition(":")
-    return getattr(import_module(module), name)
 
 
 def usage_error(problem: CycloptsError, words: Sequence[str]) -> str:

@@ -5,6 +5,7 @@ one a line. Without candidates the shell offers files.
 """
 
 import inspect
+import pkgutil
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
@@ -67,11 +68,9 @@ def _all_candidates(before: list[str], begun: str) -> Iterable[str]:
 
 def command_options(command: str) -> Iterator[str]:
     """Yield the long options of a command, from its signature; a dataclass has one for each field."""
-    from moebox.cli.app import load_function
-
     if command not in COMMANDS:
         return
-    for parameter in inspect.signature(load_function(COMMANDS[command][0])).parameters.values():
+    for parameter in inspect.signature(pkgutil.resolve_name(COMMANDS[command][0])).parameters.values():
         annotation = parameter.annotation
         if parameter.kind is not inspect.Parameter.KEYWORD_ONLY or annotation is flags.AsJson:
             continue

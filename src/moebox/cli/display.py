@@ -101,22 +101,32 @@ class LiveDisplay:
         """Print what stays on the screen after the live display."""
 
 
-class TimeEstimate:
-    """The time left of work without countable steps, by its last duration or a limit."""
+class WaitingLine(LiveDisplay):
+    """A line for work without countable steps: the elapsed time, and the time left by the last duration or a limit."""
 
-    def __init__(self, key: str, *, limit_s: float | None = None) -> None:
-        self.key = key
+    def __init__(self, title: str, key: str, *, limit_s: float | None = None) -> None:
+        self.title, self.key = title, key
         self.limit_s = limit_s  # the work never takes longer
         self.last_s = durations.last_duration(key)
         self.began = time.monotonic()
 
-    @property
-    def elapsed_s(self) -> float:
-        return time.monotonic() - self.began
+    def __enter__(self) -> Self:
+        super().__enter__()
+        if not self.live:
+            print_note(f"{self.title}{self.duration_text()}")
+        return self
+
+    def __rich__(self) -> View:
+        return to_view(f"{self.title}: {self.progress_text()}")
+
+    def __exit__(self, *problem: object) -> None:
+        super().__exit__(*problem)
+        if problem[0] is None:
+            durations.remember_duration(self.key, time.monotonic() - self.began)
 
     def progress_text(self) -> str:
         """Return a text like "41 s, about 35 s left (as last time)"."""
-        elapsed = self.elapsed_s
+        elapsed = time.monotonic() - self.began
         text = format_seconds(elapsed)
         if self.last_s is not None:
             if self.last_s - elapsed >= 1:
@@ -130,32 +140,6 @@ class TimeEstimate:
         if self.last_s:
             return f": about {format_seconds(self.last_s)}, as last time"
         return f": at most {format_seconds(self.limit_s)}" if self.limit_s else ""
-
-    def remember(self) -> None:
-        """Store the duration of work that ended well."""
-        durations.remember_duration(self.key, self.elapsed_s)
-
-
-class WaitingLine(LiveDisplay):
-    """A line with elapsed and remaining time, for work that prints nothing itself."""
-
-    def __init__(self, title: str, key: str, *, limit_s: float | None = None) -> None:
-        self.title = title
-        self.estimate = TimeEstimate(key, limit_s=limit_s)
-
-    def __enter__(self) -> Self:
-        super().__enter__()
-        if not self.live:
-            print_note(f"{self.title}{self.estimate.duration_text()}")
-        return self
-
-    def __rich__(self) -> View:
-        return to_view(f"{self.title}: {self.estimate.progress_text()}")
-
-    def __exit__(self, *problem: object) -> None:
-        super().__exit__(*problem)
-        if problem[0] is None:
-            self.estimate.remember()
 
 
 def print_assessment(assessment: "Assessment") -> None:

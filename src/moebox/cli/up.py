@@ -242,14 +242,13 @@ class StartupPhases(WaitingLine):
 
     def __init__(self, key: str) -> None:
         super().__init__("", key)
-        self.phase = ""
-        self.began = time.monotonic()
+        self.phase, self.phase_began = "", self.began
         self.done, self.total, self.shown_tenths = 0, 0, 0
 
     def __enter__(self) -> Self:
         LiveDisplay.__enter__(self)
-        if not self.live and self.estimate.last_s:
-            print_note(f"about {format_seconds(self.estimate.last_s)}, as last time")
+        if not self.live and self.last_s:
+            print_note(f"about {format_seconds(self.last_s)}, as last time")
         return self
 
     def __rich__(self) -> View:
@@ -260,7 +259,7 @@ class StartupPhases(WaitingLine):
         title = "asking for a first answer" if self.phase == "ready" else self.phase
         bar = ProgressBar(self.total or None, self.done, width=12)
         count = f"{self.done}/{self.total or '?'}"
-        return make_grid([(self.spinner, title, bar, count, (self.estimate.progress_text(), "dim"))])
+        return make_grid([(self.spinner, title, bar, count, (self.progress_text(), "dim"))])
 
     def __call__(self, event: LogEvent | Finding) -> None:
         """Show a finding or an event of the engine's log."""
@@ -272,8 +271,8 @@ class StartupPhases(WaitingLine):
         if new:
             now = time.monotonic()
             if self.phase and self.phase != "ready":
-                print_note(f"{self.phase}: {format_seconds(now - self.began)}")
-            self.phase, self.began = str(event.phase), now
+                print_note(f"{self.phase}: {format_seconds(now - self.phase_began)}")
+            self.phase, self.phase_began = str(event.phase), now
             self.done, self.total, self.shown_tenths = 0, 0, 0
         if not event.total or not (new or event.kind == "progress"):
             return
