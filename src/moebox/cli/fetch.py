@@ -1,8 +1,7 @@
 """`moebox fetch`: download the files that a recipe needs into the cache that engines read, and verify them."""
 
-import contextlib
+import functools
 import time
-from collections.abc import Callable, Iterator
 
 from moebox.cli.flags import AsJson, Switch
 from moebox.cli.output import print_lines, print_result, stderr_console
@@ -24,11 +23,20 @@ def fetch(what: str, *, check: Switch = False, at_once: int = 8, retries: int = 
         at_once: Files to download at the same time.
         retries: Attempts to go on with a file after connections that brought nothing, with longer and longer pauses.
     """
+    from rich import progress
+
     refuse_out_of_range("--at-once", at_once, 1, 64)
     refuse_out_of_range("--retries", retries, 0, 20)
     listing, wanted = find_named_files(what)
     total, started = sum(file.size for file in wanted), time.monotonic()
-    with show_progress(total) as advance:
+    # bytes, GB/s and the time left, on a terminal
+    columns = (progress.BarColumn(), progress.DownloadColumn(), progress.TransferSpeedColumn())
+    left = (progress.TextColumn("ready in"), progress.TimeRemainingColumn())
+    console = stderr_console()
+    bars = progress.Progress(*columns, *left, console=console, transient=True, disable=not console.is_terminal)
+    with bars:
+        shown = bars.add_task("fetch", total=total)
+        advance = functools.partial(bars.advance, shown)
         fetcher = Fetcher(listing, recheck=check, retries=retries, advance=advance)
         missing = fetcher.missing_bytes(wanted)
         fetched = fetcher.fetch_all(wanted, at_once=at_once)
@@ -47,17 +55,3 @@ def fetch(what: str, *, check: Switch = False, at_once: int = 8, retries: int = 
     if missing and took:
         lines.append(f"{format_gb(missing)} in {format_seconds(took)}: {format_rate(missing / took)}")
     return print_result(json, document, lambda: print_lines([*lines, fetcher.snapshot]))
-
-
-@contextlib.contextmanager
-def show_progress(total: int) -> Iterator[Callable[[int], None]]:
-    """Show bytes, GB/s and the time left on a terminal; yield what to call with the bytes that arrived."""
-    from rich import progress
-
-    columns = (progress.BarColumn(), progress.DownloadColumn(), progress.TransferSpeedColumn())
-    left = (progress.TextColumn("ready in"), progress.TimeRemainingColumn())
-    console = stderr_console()
-    bars = progress.Progress(*columns, *left, console=console, transient=True, disable=not console.is_terminal)
-    with bars:
-        task = bars.add_task("fetch", total=total)
-        yield lambda size: bars.advance(task, size)

@@ -12,7 +12,7 @@ from moebox.checkpoint import deploy
 from moebox.cli import flags
 from moebox.cli.display import make_table
 from moebox.cli.flags import AsJson, Settings, Switch
-from moebox.cli.forecast_target import ForecastTarget, find_target, refuse_without_cache
+from moebox.cli.forecast_target import find_target, refuse_without_cache
 from moebox.cli.output import print_lines, print_note, print_parts, print_result
 from moebox.core.deployment import Deployment
 from moebox.core.setting import split_settings
@@ -56,6 +56,9 @@ def twin(
         settings: Another value of the recipe, such as parallel.tp=8, planned_for.ram=768GiB, or
             simulation.kv_tokens=200k for the cache capacity in an engine's log; repeatable.
     """
+    from moebox.twin.app import build_app
+    from moebox.twin.engine import TwinEngine
+
     refuse_out_of_range("--port", port, 0, LAST_PORT)
     refuse_if(not 0 < speed <= 1e6, f"--speed {speed:g} is out of range", hint="2 is twice as fast as the box")
     assumed, others = split_settings(WorkloadFile(), settings)
@@ -85,7 +88,12 @@ def twin(
     kept = keep_key(number, made, pid=os.getpid()) if made else None  # for this user's other commands
     try:
         print_result(json, document | ({"key": made} if made else {}), show)
-        run_to_end(serve_twin(found, listening, capacity, speed, title, key="" if open else key or made))
+        forecast = found.speed
+        rules = scheduler_rules(recipe, capacity, forecast, found.memory)
+        tiers = None if recipe.prefix_caching is False else cache_tiers(found.deployment, recipe.tiers)
+        engine, secret = TwinEngine(forecast, rules, tiers, faster=speed), "" if open else key or made
+        app = build_app(engine, model=model, context=recipe.context, title=title, key=secret)
+        run_to_end(serve_app(app, listening, grace_s=1))
     finally:
         if kept:
             kept.unlink(missing_ok=True)
@@ -99,20 +107,6 @@ def bind_socket(port: int, host: str = "127.0.0.1") -> socket.socket:
     except OSError as problem:
         reason = str(problem.strerror).partition(" (")[0]
         raise ExternalError(f"port {port}: {reason}", hint="`--port 0` takes a free one") from None
-
-
-async def serve_twin(
-    target: ForecastTarget, listening: socket.socket, kv_tokens: int, faster: float, title: str, *, key: str
-) -> None:
-    from moebox.twin.app import build_app
-    from moebox.twin.engine import TwinEngine
-
-    recipe, speed = target.recipe, target.speed
-    rules = scheduler_rules(recipe, kv_tokens, speed, target.memory)
-    tiers = None if recipe.prefix_caching is False else cache_tiers(target.deployment, recipe.tiers)
-    engine = TwinEngine(speed, rules, tiers, faster=faster)
-    app = build_app(engine, model=recipe.served_name, context=recipe.context, title=title, key=key)
-    await serve_app(app, listening, grace_s=1)
 
 
 async def serve_app(app: Any, listening: socket.socket, *, grace_s: int) -> None:
@@ -164,11 +158,8 @@ def switch(file: Path, *, dry_run: Switch = False) -> int:
         return 0
     listening, run = bind_socket(found.port, found.host), Run.create(found.name)
 
-    async def serve_models() -> None:
-        app = ModelProxy(ModelSwitch(found, deployments, run, report=print_note)).build_app()
-        await serve_app(app, listening, grace_s=5)
-
     address = f"http://{found.host}:{listening.getsockname()[1]}/v1"
     print_note(f"{address} serves {', '.join(found.models)}; run {run.path}; Ctrl-C stops all")
-    run_to_end(serve_models())
+    app = ModelProxy(ModelSwitch(found, deployments, run, report=print_note)).build_app()
+    run_to_end(serve_app(app, listening, grace_s=5))
     return 0
