@@ -12,19 +12,8 @@ from collections.abc import Iterator, Sequence
 from moebox.errors import is_interrupt
 
 # Commands that stop what they started and keep their results when they are interrupted.
-LONG_COMMANDS: tuple[str, ...] = (
-    "run",
-    "climb",
-    "tune",
-    "bench",
-    "verify",
-    "compare",
-    "task",
-    "rehearse",
-    "fleet",
-    "upgrade",
-)
-LONG_COMMANDS += ("up", "engines", "fetch")
+MEASURING = ("run", "climb", "tune", "bench", "verify", "compare", "task", "rehearse", "fleet", "upgrade")
+LONG_COMMANDS = (*MEASURING, "up", "engines", "fetch")
 REPEAT_S = 0.05  # until an interrupt that Python dropped is raised again; a callback is over by then
 
 
