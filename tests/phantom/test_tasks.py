@@ -88,7 +88,7 @@ def test_sample_code_meets_its_cases(seed: int) -> None:
     function = space[task.expect]
 
     assert callable(function)
-    assert [function(*case.args) for case in task.cases] == [case.want for case in task.cases]
+    assert [function(argument) for argument, _ in task.cases] == [want for _, want in task.cases]
 
 
 @settings(max_examples=30, deadline=None)

@@ -129,8 +129,7 @@ def _ask_tokens(
             most_events=MAX_PROBE_EVENTS,
         )
         reply = exchange.read_reply()
-        header = reply.headers.get("retry-after", "").encode()
-        pause = retry_after_s({b"retry-after": header}) if reply.status in (429, 503) else None
+        pause = retry_after_s(reply.headers.get("retry-after", "")) if reply.status in (429, 503) else None
         if pause is None or pause > min(MAX_PAUSE_S, until - time.monotonic()):
             return reply
         time.sleep(pause)

@@ -64,11 +64,10 @@ def fake_code(seed: str, words: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ConversationSource:
-    """Makes conversations by index. A workload with its own times has `due_times` in seconds; `size` bounds it."""
+    """Makes conversations by index. A workload with its own times has `due_times` in seconds, as many as requests."""
 
     make_conversation: Callable[[int], Conversation]
     due_times: tuple[float, ...] | None = None
-    size: int | None = None
 
 
 class WordPool:
@@ -204,7 +203,7 @@ def open_source(
             )
 
         due_times = tuple(row.at_s - rows[0].at_s for row in rows)
-        return ConversationSource(from_trace, due_times=due_times, size=len(rows))
+        return ConversationSource(from_trace, due_times=due_times)
     if workload.kind == "turns":
         shared = pool.make_prompt(workload.prefix_tokens, "prefix 0") if workload.prefix_tokens else ""
 

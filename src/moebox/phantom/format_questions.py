@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from moebox.data import load_table
 from moebox.phantom import vocabulary
-from moebox.phantom.question import FunctionCase, ModelReply, Question, ask_user, shorten
+from moebox.phantom.question import ModelReply, Question, ask_user, shorten
 from moebox.phantom.text_questions import PROMPTS, REASONING
 
 _KEYS = load_table("questions")["json_keys"]
@@ -131,7 +131,7 @@ def code_question(rng: random.Random, *, thinking: bool) -> Question:
     values = [_INPUTS[spec.takes](rng) for _ in range(5)]
     code = f"```python\ndef {name}({spec.takes[-1]}):\n    return {spec.body.format(**slots)}\n```"
     sample = ModelReply(content=code, reasoning=REASONING["function"].format(name=name))
-    cases = tuple(FunctionCase(args=(value,), want=spec.truth(value, **slots)) for value in values)
+    cases = tuple((value, spec.truth(value, **slots)) for value in values)
     return ask_user("code", text, sample, _judge_code, expect=name, thinking=thinking, cases=cases)
 
 

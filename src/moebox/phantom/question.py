@@ -24,20 +24,12 @@ class ModelReply:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FunctionCase:
-    """Arguments of a requested function and the value it must return."""
-
-    args: tuple[Any, ...]
-    want: Any
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
     """One fresh question with its judge, which returns why a reply is wrong, or "".
 
     `expect` holds the facts that the judge looks for; `sample` is one perfect reply (the phantom is trained on it;
-    other good replies pass too). `cases` is for code only: run the function named `expect` on them in a sandbox; the
-    judge here reads the code and never runs it.
+    other good replies pass too). `cases` is for code only, arguments and their results: run the function named
+    `expect` on them in a sandbox; the judge here reads the code and never runs it.
     """
 
     family: str
@@ -49,7 +41,7 @@ class Question:
     response_format: Mapping[str, Any] | None = None
     thinking: bool = False
     answer_tokens: int = 512
-    cases: tuple[FunctionCase, ...] = ()
+    cases: tuple[tuple[Any, Any], ...] = ()
 
     @property
     def max_tokens(self) -> int:

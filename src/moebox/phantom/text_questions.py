@@ -59,13 +59,13 @@ def text_flaw(text: str, *, min_words: int = 1) -> str:
     return "" if letters > 0.6 * len(text) else f"hardly any letters: {shorten(text)}"
 
 
-def _find_loop(words: list[str], times: int = 4) -> str:
-    """The phrase of one to six words that comes `times` times in a row, or ""."""
+def _find_loop(words: list[str]) -> str:
+    """The phrase of one to six words that comes four times in a row, or ""."""
     for size in range(1, 7):
         run = 0
         for at in range(size, len(words)):
             run = run + 1 if words[at] == words[at - size] else 0
-            if run >= size * (times - 1):
+            if run >= 3 * size:
                 return " ".join(words[at - size + 1 : at + 1])
     return ""
 

@@ -203,9 +203,8 @@ class ResponseBody:
         return b""
 
 
-def retry_after_s(headers: dict[bytes, bytes]) -> float | None:
-    """Seconds to wait by a Retry-After header, a number or a date; None if there is no valid one."""
-    value = headers.get(b"retry-after", b"").decode("latin-1").strip()
+def retry_after_s(value: str) -> float | None:
+    """Seconds to wait by a Retry-After header, a number or a date; None if it is not valid."""
     if value.isascii() and value.isdigit():
         return float(value[:9])
     with contextlib.suppress(ValueError, TypeError, OverflowError):

@@ -98,10 +98,10 @@ class ExchangeClient:
         """POST `body` as JSON (bytes as they are), repeated while the server is busy; see `_send_once`."""
         return await self._send_with_retries("POST", url, body, **how)
 
-    async def post_and_disconnect(self, url: str, body: Any, *, pieces: int = 2) -> HttpExchange:
-        """POST a streaming request and disconnect after `pieces` pieces of the reply."""
+    async def post_and_disconnect(self, url: str, body: Any) -> HttpExchange:
+        """POST a streaming request and disconnect after two pieces of the reply."""
         seen = itertools.count(1)
-        return await self._send_once("POST", url, body, watch=lambda _: DISCONNECTED if next(seen) >= pieces else "")
+        return await self._send_once("POST", url, body, watch=lambda _: DISCONNECTED if next(seen) >= 2 else "")
 
     async def _send_with_retries(self, method: str, url: str, body: Any = None, **how: Any) -> HttpExchange:
         """Send; while the server is too busy, wait as long as it asks, within bounds, and send again."""

@@ -204,7 +204,7 @@ class RequestTracker:
             return
         delay_s = 0.0
         if body.status in (0, 429, 503):  # refused: wait as long as Retry-After requests, within reason
-            requested_s = retry_after_s(body.headers)
+            requested_s = retry_after_s(body.headers.get(b"retry-after", b"").decode("latin-1"))
             delay_s = BACK_OFF_S if requested_s is None else min(requested_s, MAX_BACK_OFF_S, self._load.timeout_s)
         self._schedule.finish_request(
             finished.conversation, finished.visible_text, succeeded=outcome == COMPLETED, at=now + int(1e9 * delay_s)

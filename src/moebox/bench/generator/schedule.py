@@ -47,7 +47,8 @@ class LoadSchedule:
         self._bytes_left = MAX_PREPARED_BYTES
         self._zero = self._stop_at = 0
         self._arrivals: Iterator[float] = iter(())
-        total = self.load.requests or source.size
+        times = source.due_times
+        total = self.load.requests or (len(times) if times else None)
         if total is None:
             own: Iterator[int] = itertools.count(job.worker, job.workers)
         else:

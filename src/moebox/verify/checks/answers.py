@@ -123,15 +123,14 @@ def _run_cases(question: Question, text: str) -> str:
     """Run the function in the sandbox. Return "" if every case gives the right value."""
     name, cases = question.expect, question.cases
     try:
-        outcome = sandbox.run_code(extract_code(text), name, [case.args for case in cases])
+        outcome = sandbox.run_code(extract_code(text), name, [[argument] for argument, _ in cases])
     except OSError as problem:  # NoSandbox, or no descriptor or process for it
         raise ProbeSkipped(f"{THIS_MACHINE}: code could not be run: {problem}") from None
     if outcome.error:
         return f"{name}: {outcome.error}"
-    for case, value in zip(cases, outcome.values, strict=False):
-        same = value == case.want and isinstance(value, bool) == isinstance(case.want, bool)  # True is not 1
-        if not same:
-            return f"{name}({', '.join(map(repr, case.args))}) is {value!r}, not {case.want!r}"
+    for (argument, want), value in zip(cases, outcome.values, strict=False):
+        if value != want or isinstance(value, bool) != isinstance(want, bool):  # True is not 1
+            return f"{name}({argument!r}) is {value!r}, not {want!r}"
     return "" if len(outcome.values) == len(cases) else f"{name}: {len(outcome.values)} values came back"
 
 
