@@ -111,9 +111,9 @@ class StepScheduler(Scheduler):
         """Seconds until the next event without new requests; 0 if the next slice reads prompts."""
         if self.reading or self.waiting or not self.running:
             return 0.0
-        until_full = self.room_tokens // (self.running * self.tokens_per_step)
+        until_full = self.room_tokens // (self.running * self.speed.tokens_per_step)
         steps = max(min(self._until_finish(), until_full), 1)
-        mean_context = self.used_tokens / self.running + self.tokens_per_step * (steps - 1) / 2
+        mean_context = self.used_tokens / self.running + self.speed.tokens_per_step * (steps - 1) / 2
         return steps * self.speed.step_s(self.running, mean_context)
 
 

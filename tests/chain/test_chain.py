@@ -65,7 +65,11 @@ def sampled() -> list[Case]:
 
 def at_home(every: list[Case], engine: str = "") -> list[Case]:
     """Return every engine, or one, with every constraint on a box that suits it."""
-    homes = {traits.name: HOME[traits.is_gpu_only] for traits in registry.all_traits() if engine in ("", traits.name)}
+    homes = {
+        traits.name: HOME[not traits.offloads_experts]
+        for traits in registry.all_traits()
+        if engine in ("", traits.name)
+    }
     return [case for case in every if (case.model, case.box) == (KIMI, homes.get(case.constraints.engine or ""))]
 
 
@@ -106,7 +110,7 @@ def test_what_traits_exclude_is_never_planned(model: str, box: str, engine: str,
 def test_expert_parallelism_reaches_every_engine_that_has_it() -> None:
     """`--ep 8` was planned and forecast, and never launched."""
     for traits in registry.all_traits():
-        if not traits.can_shard("ep"):
+        if "ep" not in traits.shards:
             continue
         plan = choose_plan(
             box_of("8x-b200"),

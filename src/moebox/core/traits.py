@@ -87,16 +87,9 @@ class Traits:
     hide_tools_flag: str = ""
     cached_tokens_flag: str = ""  # makes replies report cached prompt tokens, if that is off by default
 
-    def can_shard(self, what: str) -> bool:
-        return what in self.shards
-
-    @property
-    def is_gpu_only(self) -> bool:
-        """It uses GPUs alone, and does not share the work with the CPU."""
-        return not self.hybrid_fields
-
     @property
     def offloads_experts(self) -> bool:
+        """It shares the work with the CPU, and does not use GPUs alone."""
         return bool(self.hybrid_fields)
 
     def ports_used(self, port: int) -> tuple[int, ...]:

@@ -20,7 +20,6 @@ from moebox.planner import layouts
 from moebox.planner.constraints import (
     HYBRID_FLAGS,
     Constraints,
-    engines_with_hybrid,
     engines_with_preset,
     gpu_only_engines,
     hybrid_engines,
@@ -49,9 +48,8 @@ def make_candidates(inputs: PlanInputs, engines: tuple[EngineName, ...]) -> Iter
         if not inputs.constraints.engine and reason_to_skip(engine, inputs.box, inputs.model):
             continue
         traits = registry.engine_traits(engine)
-        if traits.is_gpu_only:
-            make_recipes = gpu_candidates
-        else:
+        make_recipes = gpu_candidates
+        if traits.offloads_experts:
             make_recipes = expert_split_candidates if traits.splits_layers else ggml_candidates
         for checkpoint in usable_checkpoints(inputs.checkpoints, engine, inputs.constraints):
             yield from make_recipes(inputs, checkpoint, engine)
@@ -73,7 +71,7 @@ def possible_engines(box: Box, constraints: Constraints) -> tuple[EngineName, ..
         fields = {field for field in HYBRID_FLAGS.values() if getattr(constraints, field) is not None}
         if constraints.kv:
             fields.add("experts")  # engines that place experts have these cache types
-        return engines_with_hybrid(*fields)
+        return hybrid_engines(*fields)
     if constraints.image not in (None, "stock"):
         return engines_with_preset(constraints.image)
     if constraints.parallel_sizes.get("--dcp", 1) > 1:
@@ -176,7 +174,7 @@ def base_recipe(model: Model, checkpoint: Checkpoint, engine: EngineName, constr
         settings["revision"] = checkpoint.revision
     longer = [length for length in LONGER_CONTEXTS if context < length <= model.context][:MAX_LONGER_CONTEXTS]
     method = constraints.speculate or default_draft_method(model)
-    drafts = ("none", method) if traits.is_gpu_only and method in traits.draft_methods else ()
+    drafts = ("none", method) if method in traits.draft_methods and not traits.offloads_experts else ()
     recipe = Recipe(
         name=f"{model.name}-{engine}",
         engine=engine,

@@ -114,7 +114,7 @@ class Constraints(CommonConstraints):
         engine, hybrid = registry.engine_traits(self.engine), _join_names(hybrid_engines())
         gpu_only = _join_names(gpu_only_engines())
         text = f"{self.gpu_only_flag} is for {gpu_only}, --engine {self.engine} for {hybrid}"
-        refuse_if(self.gpu_only_flag and engine.offloads_experts and not engine.can_shard(self.gpu_only_flag[2:]), text)
+        refuse_if(self.gpu_only_flag and engine.offloads_experts and self.gpu_only_flag[2:] not in engine.shards, text)
         ep = (self.ep or 1) > 1
         wanted = Parallel(tp=self.tp or 1, pp=self.pp or 1, dp=self.dp or 1, dcp=self.dcp or 1, ep=ep)
         if problem := unsupported_layout(engine, wanted):
@@ -122,14 +122,16 @@ class Constraints(CommonConstraints):
             raise BadInput(f"{flag} {self.parallel_sizes[flag]}: {problem.reason}", hint="leave it out")
         text = f"--speculate {self.speculate}: {engine.title} has no such draft"
         refuse_if(self.speculate not in (None, "none", *engine.draft_methods), text, hint="--speculate none")
-        refuse_if(self.hybrid_flag and engine.is_gpu_only, f"{self.hybrid_flag} is for {hybrid}, not {self.engine}")
+        refuse_if(
+            self.hybrid_flag and not engine.offloads_experts, f"{self.hybrid_flag} is for {hybrid}, not {self.engine}"
+        )
         if self.image and self.image not in ("stock", *engine.presets):
             makers = _join_names(engines_with_preset(self.image))
             raise BadInput(f"--image {self.image} is an image of {makers}, not {self.engine}")
         for flag in ("--experts-on-gpu", "--ub", "--mla"):
             field = HYBRID_FLAGS[flag]
             if getattr(self, field) is not None and field not in engine.hybrid_fields:
-                others = _join_names(engines_with_hybrid(field))
+                others = _join_names(hybrid_engines(field))
                 hint = "llama.cpp always absorbs latent attention" if field == "mla" else None
                 raise BadInput(f"{flag} is for {others}, not {self.engine}", hint=hint)
         text = f"{self.engine} has no {self.kv} cache"
@@ -158,22 +160,18 @@ def split_constraints(settings: Sequence[str], given: Constraints) -> tuple[Cons
 
 def gpu_only_engines() -> tuple[EngineName, ...]:
     """Engines that serve from GPUs alone, the preferred ones first."""
-    return tuple(traits.name for traits in registry.all_traits() if traits.is_gpu_only)
+    return tuple(traits.name for traits in registry.all_traits() if not traits.offloads_experts)
 
 
-def hybrid_engines() -> tuple[EngineName, ...]:
-    """Engines that share the work between CPU and GPUs, the preferred ones first."""
-    return tuple(traits.name for traits in registry.all_traits() if traits.offloads_experts)
+def hybrid_engines(*fields: str) -> tuple[EngineName, ...]:
+    """Engines that share the work between CPU and GPUs and have these fields of [hybrid], the preferred ones first."""
+    hybrid = (traits for traits in registry.all_traits() if traits.offloads_experts)
+    return tuple(traits.name for traits in hybrid if traits.hybrid_fields >= set(fields))
 
 
 def engines_with_preset(preset: str) -> tuple[EngineName, ...]:
     """Engines that have a patched image."""
     return tuple(traits.name for traits in registry.all_traits() if preset in traits.presets)
-
-
-def engines_with_hybrid(*fields: str) -> tuple[EngineName, ...]:
-    """CPU+GPU engines that have all these fields of [hybrid]."""
-    return tuple(name for name in hybrid_engines() if registry.engine_traits(name).hybrid_fields >= set(fields))
 
 
 def _join_names(names: tuple[EngineName, ...]) -> str:

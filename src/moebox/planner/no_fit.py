@@ -18,7 +18,7 @@ from moebox.planner.candidates import (
 )
 from moebox.planner.constraints import PARALLEL_SIZES, hybrid_engines
 from moebox.planner.layouts import wanted_layouts
-from moebox.planner.rate import Candidate, PlanInputs, add_needed_flags, raise_utilization
+from moebox.planner.rate import Candidate, PlanInputs, add_needed_settings, raise_utilization
 from moebox.sizing.constants import kernel_page_bytes
 from moebox.sizing.layout import indivisible_layout, unsupported_layout
 from moebox.units import format_count, format_gb, format_gib
@@ -46,7 +46,7 @@ def viable_candidates(inputs: PlanInputs) -> Iterator[Candidate]:
     """Yield candidates of all engines that fit and start, one at a time."""
     for candidate in make_candidates(inputs, possible_engines(inputs.box, inputs.constraints)):
         raised = raise_utilization(candidate)
-        if raised.memory.fits and (raised := add_needed_flags(raised)).is_viable:
+        if raised.memory.fits and (raised := add_needed_settings(raised)).is_viable:
             yield raised
 
 
@@ -65,7 +65,7 @@ def no_fit_error(inputs: PlanInputs, tried: list[Candidate]) -> MoeboxError:
         layout = f"tp {constraints.tp or 1} × pp {constraints.pp or 1}{groups}"
         text = f"{layout} takes {least} GPUs and {box.name} has {available}"
         return BadInput(text, hint="smaller --tp, --pp or --dp, or none to let moebox choose")
-    fitting = [rated for rated in tried if rated.memory.fits] or [*map(add_needed_flags, tried)]
+    fitting = [rated for rated in tried if rated.memory.fits] or [*map(add_needed_settings, tried)]
     if all(rated.fatal_issue for rated in fitting):  # not memory: it would not start
         given = given_flags(inputs, BLOCKING)
         shown = " ".join(f"{flag} {getattr(constraints, field)}" for flag, field in given.items())
@@ -109,7 +109,7 @@ def _without_constraints(inputs: PlanInputs) -> Iterator[str]:
 def no_candidate_error(inputs: PlanInputs) -> MoeboxError:
     """Return the error if there is no candidate: no GPU, no readable checkpoint, or no way to divide the model."""
     box, model, constraints = inputs.box, inputs.model, inputs.constraints
-    if not box.gpus and (not constraints.engine or registry.engine_traits(constraints.engine).is_gpu_only):
+    if not box.gpus and not (constraints.engine and registry.engine_traits(constraints.engine).offloads_experts):
         return _no_gpu_error(inputs)
     engines = possible_engines(box, constraints)
     reading = [name for name in engines if usable_checkpoints(inputs.checkpoints, name, constraints)]

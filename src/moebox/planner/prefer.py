@@ -46,7 +46,7 @@ def all_discounts(rated: Candidate) -> tuple[Discount, ...]:
     """Return everything about a candidate that is less proven than the plainest one."""
     recipe, parallel, model, checkpoint = rated.recipe, rated.recipe.parallel, rated.inputs.model, rated.checkpoint
     engine, step = registry.engine_traits(recipe.engine), rated.speed.gpu_step
-    preferred = min((each for each in registry.all_traits() if each.is_gpu_only), key=lambda each: each.rank)
+    preferred = min((each for each in registry.all_traits() if not each.offloads_experts), key=lambda each: each.rank)
     bits = checkpoint.bits_per_weight(model)
     discounts = []
     if bits < LEAST_BITS:

@@ -124,10 +124,6 @@ class Scheduler:
         fixed = self.rules.sequence_tokens * (self.running + len(self.reading))
         return self.rules.pool_tokens - self.kept_tokens - fixed
 
-    @property
-    def tokens_per_step(self) -> float:
-        return self.speed.tokens_per_step
-
     def tokens_made(self, request: SimulatedRequest) -> float:
         """Tokens a request has made by now."""
         steps = self.done_steps - request.decoding_since if request.id in self._running else 0.0

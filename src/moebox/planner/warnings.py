@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from moebox import engines
-from moebox.core import registry, symptom
+from moebox.core import symptom
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
 from moebox.core.plan import Memory, PlanWarning
@@ -79,7 +79,7 @@ def budget_warnings(deployment: Deployment, memory: Memory, concurrency: int) ->
     if recipe.hybrid and not box.has_unified_memory:
         warnings += unknown_ram_warnings(deployment)
     used = {box.all_gpus[index].name for index in recipe.used_gpus(box)}
-    if registry.engine_traits(recipe.engine).is_gpu_only and len(used) > 1:
+    if not deployment.engine.offloads_experts and len(used) > 1:
         text = "GPUs of different kinds in one group: the smallest and slowest decides"
         warnings.append(PlanWarning(text=text, severity="note"))
     if any(gpu.mig for gpu in box.gpus):
@@ -130,7 +130,7 @@ def short_cache_warnings(deployment: Deployment, memory: Memory, concurrency: in
     if not 0 < holds < concurrency:
         return []
     ways = ["shorter contexts"]
-    if engine.can_shard("dcp") and parallel.dcp == 1 < parallel.tp:
+    if "dcp" in engine.shards and parallel.dcp == 1 < parallel.tp:
         ways.append("decode context parallelism (--dcp)")
     if recipe.kv != "fp8" and "fp8" in engine.kv:
         issues = known_issues(deployment.with_recipe(replace(recipe, kv="fp8")))

@@ -38,13 +38,13 @@ def unsupported_layout(engine: Traits, parallel: Parallel) -> LayoutProblem | No
     """Return the first way to divide a model that the engine does not have, or None."""
     used = [name for name in SIZES if getattr(parallel, name) > 1]
     for name in used:
-        if engine.can_shard(name):
+        if name in engine.shards:
             continue
         if engine.uses_all_gpus:
             reason = f"{engine.title} distributes layers over the GPUs by itself"
             return LayoutProblem(name, reason, "leave [parallel] out")
         return LayoutProblem(name, f"{engine.title} does not divide a model that way", "leave it at 1")
-    if parallel.ep and not engine.can_shard("ep"):
+    if parallel.ep and "ep" not in engine.shards:
         return LayoutProblem("ep", f"{engine.title} does not place whole experts", "leave it out")
     if parallel.gpu_count % parallel.nodes and not engine.uses_all_gpus:
         return LayoutProblem("nodes", f"{parallel.gpu_count} GPUs are not divisible by {parallel.nodes} nodes")
