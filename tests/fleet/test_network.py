@@ -8,10 +8,11 @@ import pytest
 from moebox import codec, detect
 from moebox.cli import main
 from moebox.core.box import Box
+from moebox.core.engine_event import NodesReached
 from moebox.planner.speed.links import describe_network, network_rate
-from moebox.serve.node_checks import NodeLink, with_measured_network
+from moebox.serve.node_checks import with_measured_network
 
-SLOW = NodeLink(tcp=1e9, round_trip_us=200.0)
+SLOW = NodesReached(tcp_bytes_s=1e9, round_trip_us=200.0)
 
 
 def two() -> Box:
@@ -47,7 +48,7 @@ def test_a_slow_network_slows_the_forecast_and_is_named(tmp_path: Path, capsys: 
 
 
 def test_nccl_takes_rdma_and_rpc_servers_tcp() -> None:
-    link = replace(SLOW, rdma=400_000_000_000)
+    link = NodesReached(tcp_bytes_s=1e9, round_trip_us=200.0, rdma_bytes_s=400_000_000_000)
 
     fast = with_measured_network(two(), link, tcp_only=False)
     assert (fast.network_measured, fast.network_us) == (50_000_000_000, None)

@@ -6,7 +6,7 @@ import shlex
 import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from moebox import codec, loose
 from moebox.core.box import Box
@@ -25,16 +25,7 @@ REACH_S = 15.0
 REACH_BYTES = 256 << 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeLink:
-    """The network between nodes: the slowest pair with the first node."""
-
-    tcp: float = 0.0  # bytes/s of one TCP connection
-    round_trip_us: float = 0.0  # of one byte over TCP
-    rdma: int = 0  # bytes/s per node, as its ports report; 0 if a node has none
-
-
-def check_nodes(deployment: Deployment, config: ConductorConfig, run: Run) -> NodeLink:
+def check_nodes(deployment: Deployment, config: ConductorConfig, run: Run) -> NodesReached:
     """Measure the network. Raise if the nodes differ or a port is closed."""
     engine, weights = deployment.engine, deployment.weights_path
     facts = probe_nodes(
@@ -46,8 +37,7 @@ def check_nodes(deployment: Deployment, config: ConductorConfig, run: Run) -> No
     run.add_event(NodesProbed(nodes=tuple(facts)))
     require_same_setup(facts, config.names)
     link = measure_links(config, facts, rendezvous_port(deployment), workers_listen=bool(engine.worker_programs))
-    event = NodesReached(tcp_bytes_s=link.tcp, round_trip_us=round(link.round_trip_us, 1), rdma_bytes_s=link.rdma)
-    run.add_event(event)
+    run.add_event(link)
     return link
 
 
@@ -96,7 +86,7 @@ def _gpus_text(node: NodeFacts) -> str:
 
 def measure_links(
     config: ConductorConfig, facts: list[NodeFacts], port: int, *, workers_listen: bool = False
-) -> NodeLink:
+) -> NodesReached:
     """Measure the network between the first node and each other. Raise if the port is closed."""
     replies = _agent_replies(
         config,
@@ -112,26 +102,29 @@ def measure_links(
             what = "the workers listen there" if workers_listen else "it is the ranks' rendezvous"
             raise ExternalError(f"{config.names[rank]}: {problem}", hint=f"open port {port} between the nodes; {what}")
     ways = [way for reply in replies for way in loose.get_objects(reply, "ways")]
-    return NodeLink(
-        tcp=min((loose.get_number(way, "rate") or 0.0 for way in ways), default=0.0),
-        round_trip_us=max((loose.get_number(way, "round_trip_us") or 0.0 for way in ways), default=0.0),
-        rdma=min(node.rdma for node in facts),
+    round_trip_us = max((loose.get_number(way, "round_trip_us") or 0.0 for way in ways), default=0.0)
+    return NodesReached(
+        tcp_bytes_s=min((loose.get_number(way, "rate") or 0.0 for way in ways), default=0.0),
+        round_trip_us=round(round_trip_us, 1),
+        rdma_bytes_s=min(node.rdma for node in facts),
     )
 
 
-def describe_link(link: NodeLink) -> str:
-    if not link.tcp:
+def describe_link(link: NodesReached) -> str:
+    if not link.tcp_bytes_s:
         return "one node"
-    rdma = f"; RDMA ports of {rate_text(link.rdma)} per node" if link.rdma else "; no RDMA"
-    return f"{rate_text(link.tcp)} and {link.round_trip_us:,.0f} µs round trip over TCP{rdma}"
+    rdma = f"; RDMA ports of {rate_text(link.rdma_bytes_s)} per node" if link.rdma_bytes_s else "; no RDMA"
+    return f"{rate_text(link.tcp_bytes_s)} and {link.round_trip_us:,.0f} µs round trip over TCP{rdma}"
 
 
-def with_measured_network(box: Box, link: NodeLink, *, tcp_only: bool) -> Box:
+def with_measured_network(box: Box, link: NodesReached, *, tcp_only: bool) -> Box:
     """The box with the measured network. NCCL uses RDMA if every node has it, RPC servers use TCP."""
     gpus = max(len(box.gpus), 1)
-    if link.rdma and not tcp_only:
-        return replace(box, network_measured=link.rdma // gpus)  # as the ports report; the latency stays the default
-    return replace(box, network_measured=round(link.tcp / gpus), network_us=round(link.round_trip_us / 2, 1))
+    if link.rdma_bytes_s and not tcp_only:
+        return replace(
+            box, network_measured=link.rdma_bytes_s // gpus
+        )  # as the ports report; the latency stays the default
+    return replace(box, network_measured=round(link.tcp_bytes_s / gpus), network_us=round(link.round_trip_us / 2, 1))
 
 
 def _agent_replies(config: ConductorConfig, mode: str, **more: object) -> list[Json]:
