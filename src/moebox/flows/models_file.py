@@ -25,6 +25,7 @@ Sleep = Literal["auto", "no", "1", "2"]
 # GPU memory of an engine that sleeps: CUDA context, NCCL and graphs stay. Not measured; vLLM's log states it.
 ASLEEP_BYTES = 3 * 2**30
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?")  # used in Kubernetes names and file names
+NAME_HINT = "use lower-case letters, digits and dashes, 42 at most"
 STARTUP_S = 7200  # a first start loads hundreds of gigabytes and compiles
 START_S = 40.0  # of an engine besides reading its weights: imports, graphs, the first chat; from 10 s to minutes
 
@@ -63,7 +64,7 @@ class ModelsFile:
 def check_users(where: str, users: dict[str, KeyLimits]) -> None:
     """Raise BadInput for users without a key, with the same one, or with a limit of nothing."""
     for name, user in users.items():
-        refuse_if(not NAME.fullmatch(name), f"{where}.{name}: use lower-case letters, digits and dashes, 42 at most")
+        refuse_if(not NAME.fullmatch(name), f"{where}.{name}: {NAME_HINT}")
         refuse_if(not user.key_env, f"{where}.{name}: name the variable that holds the key in key_env")
         refuse_out_of_range(f"{where}.{name}.parallel", user.parallel, 1, 1024)
         refuse_if(user.tokens_per_minute < 0, f"{where}.{name}.tokens_per_minute is not negative")
@@ -80,8 +81,7 @@ def read_models(path: Path) -> ModelsFile:
     refuse_if(open_to_all, f"{path}: at {found.host} others could use it", hint="[users.NAME] with a key for each")
     refuse_if(not 1 <= found.wait_s <= 86_400, f"{path}: wait_s is seconds from 1 to a day")
     for name, entry in found.models.items():
-        how = "use lower-case letters, digits and dashes, 42 at most"
-        refuse_if(not NAME.fullmatch(name), f"{path}: models.{name}: {how}")
+        refuse_if(not NAME.fullmatch(name), f"{path}: models.{name}: {NAME_HINT}")
         refuse_if(entry.ttl_s < 0, f"{path}: models.{name}.ttl_s is not negative")
     check_users(f"{path}: users", found.users)
     return found

@@ -25,6 +25,7 @@ from moebox import codec, files
 from moebox.core import registry
 from moebox.core.engine_source import EngineSource, SourceKind, parse_image, same_version
 from moebox.core.recipe import Recipe, Runtime
+from moebox.detect.host import run_program
 from moebox.environment import chosen_environment
 from moebox.errors import BadInput, ExternalError, UnknownName
 from moebox.serve import preflight, state
@@ -122,17 +123,13 @@ def list_images() -> list[InstalledEngine]:
     found = []
     for tool in filter(shutil.which, CONTAINER_TOOLS):
         argv = [tool, "images", "--digests", "--format", "{{.Repository}}\t{{.Tag}}\t{{.Digest}}"]
-        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            done = subprocess.run(
-                argv, capture_output=True, text=True, timeout=LIST_WAIT_S, check=False, env=chosen_environment()
-            )
-            for line in done.stdout.splitlines():
-                repository, tag, digest = [*line.split("\t"), "", ""][:3]
-                with contextlib.suppress(BadInput):
-                    source = parse_image(f"{repository}:{tag}")
-                    image = f"{repository}@{digest}" if digest.startswith("sha256:") else f"{repository}:{tag}"
-                    row = InstalledEngine(engine=source.engine, version=source.version, kind="image", managed=False)
-                    found.append(dataclasses.replace(row, image=image, tool=tool))
+        for line in run_program(argv, seconds=LIST_WAIT_S)[0].splitlines():
+            repository, tag, digest = [*line.split("\t"), "", ""][:3]
+            with contextlib.suppress(BadInput):
+                source = parse_image(f"{repository}:{tag}")
+                image = f"{repository}@{digest}" if digest.startswith("sha256:") else f"{repository}:{tag}"
+                row = InstalledEngine(engine=source.engine, version=source.version, kind="image", managed=False)
+                found.append(dataclasses.replace(row, image=image, tool=tool))
     return found
 
 

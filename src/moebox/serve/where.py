@@ -30,9 +30,7 @@ class ServiceSettings:
     pause_s: float = 5.0  # before a restart; doubled after each start that fails
     max_pause_s: float = 300.0
     failed_starts: int = 5  # in a row, after which the service gives up
-    min_free_gib: float = (
-        2.0  # of the run folder's disk; below it the oldest incidents are removed, and no start is made
-    )
+    min_free_gib: float = 2.0  # of the run folder's disk; below it old incidents are removed, and no start is made
 
 
 @dataclass(frozen=True, kw_only=True)

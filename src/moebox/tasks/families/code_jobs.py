@@ -166,16 +166,6 @@ class EntityField:
             return f"`{self.name}`: one of {listed}, default `{self.default}`"
         return f"`{self.name}`: True or False, default {self.default}"
 
-    @property
-    def edge_values(self) -> tuple[object, ...]:
-        """Values at and past the limits, and of other types."""
-        by_kind: dict[str, tuple[object, ...]] = {
-            "number": (self.least - 1, self.most + 1, True, "3", self.most),
-            "choice": ("none", 3, ["x"]),
-            "flag": (1, "yes", None),
-        }
-        return by_kind.get(self.kind, ())
-
 
 def make_implement(rng: random.Random, level: Level) -> JobDraft:
     """A module of several files from a specification: models, validation, an admin-like listing.
@@ -277,8 +267,10 @@ def _validation_snippets(package: str, rng: random.Random, fields: list[EntityFi
     cases: list[dict[str, object]] = [good, {}, {**good, "name": "  "}, {**good, "name": 7}, {**good, "zz": 1, "aa": 2}]
     cases.append({**good, "name": f"  {'x' * fields[0].most}  "})
     cases.append({**good, "name": "x" * (fields[0].most + 1)})
-    for field in fields:
-        cases += [{**good, field.name: value} for value in field.edge_values]
+    for field in fields:  # values at and past the limits, and of other types
+        number = (field.least - 1, field.most + 1, True, "3", field.most)
+        values = {"number": number, "choice": ("none", 3, ["x"]), "flag": (1, "yes", None)}.get(field.kind, ())
+        cases += [{**good, field.name: value} for value in values]
     rng.shuffle(cases)
     bare = {field.name: f"  {good[field.name]} " for field in fields if field.kind == "text"}
     return (
