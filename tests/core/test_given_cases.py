@@ -74,7 +74,9 @@ def setup_of(row: SupportRow) -> Setup:
     for key, wanted in row.settings.items():
         text = str(wanted[0] if isinstance(wanted, list) else wanted)
         value = text.lstrip("<>=") if re.match(r"[<>]=?\d", text) else text
-        number = int(value) + (1 if text.startswith(">") else 0) if value.isdigit() else None
+        number: float | None = int(value) + (1 if text.startswith(">") else 0) if value.isdigit() else None
+        if key == "memory_utilization":
+            number = float(value)
         if key in BUILD_KEYS:
             fork = f"{fork} {text}"
         elif key == "speculate":

@@ -11,7 +11,7 @@ from moebox.core import catalogue, families
 from moebox.core.recipe import Parallel, Recipe
 from moebox.engines import find_refusals
 from moebox.engines.engine import load_engine
-from moebox.engines.support import deployment_support, failures_fixed_by_flags
+from moebox.engines.support import deployment_support, failures_fixed_by_settings
 from moebox.errors import DoesNotFit, MoeboxError
 from moebox.planner.choose import choose_plan
 from moebox.planner.constraints import Constraints
@@ -162,5 +162,5 @@ def test_a_flag_that_the_recipe_sets_is_not_set_otherwise() -> None:
     found = []
     for each in flags:
         recipe = Recipe(name="t", engine="vllm", model=model.name, checkpoint=form.name, served_name="t", flags=each)
-        found.append(len(failures_fixed_by_flags(deploy(recipe, box_with(8, "h200")))))
+        found.append(len(failures_fixed_by_settings(deploy(recipe, box_with(8, "h200")))))
     assert found == [1, 0, 0]

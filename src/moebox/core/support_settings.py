@@ -27,6 +27,7 @@ FIELDS = {
     "flags.n-gpu-layers": "hybrid.gpu_layers",
     "context": "context",
     "max_seqs": "max_seqs",
+    "memory_utilization": "memory_utilization",
     "tool_parser": "tool_parser",
     "reasoning_parser": "reasoning_parser",
     "runtime.kind": "runtime.kind",

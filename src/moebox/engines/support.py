@@ -203,14 +203,16 @@ def estimated_slow_rows(deployment: Deployment) -> list[SupportRow]:
     return [row for row in found if row.state == "slow" and row.estimated]
 
 
-def failures_fixed_by_flags(deployment: Deployment) -> list[SupportRow]:
-    """Certain failures whose fix is only flags or variables, which the recipe leaves open."""
+def failures_fixed_by_settings(deployment: Deployment, *, with_share: bool = False) -> list[SupportRow]:
+    """Failures whose fix is only flags or variables, which the recipe leaves open, or `with_share` less memory used."""
 
-    def leaves_open(path: str) -> bool:
+    def is_open(path: str) -> bool:
+        if path == "memory_utilization":
+            return with_share
         return path.startswith(("flags.", "env.")) and deployment.recipe.get(path) is None
 
-    found = [match.row for _, support in deployment_support(deployment) for match in support.matches]
-    return [row for row in found if row.change and is_fatal(row) and all(map(leaves_open, row.change))]
+    rows = [match.row for _, support in deployment_support(deployment) for match in support.matches if match.row.change]
+    return [row for row in rows if (is_fatal(row) or row.state == "crashes") and all(map(is_open, row.change))]
 
 
 def is_fatal(row: SupportRow) -> bool:
@@ -267,10 +269,15 @@ def support_text(deployment: Deployment, *, brief: bool = False) -> str:
             by_checks = support.basis.startswith("its own checks")
             started, count, state = (*BY_CHECKS, state) if by_checks else (*BY_LIST, "may start")
             good = known_to_run(setup)
-            other = f", but {good.engine} {good.versions} runs its architecture here" if good else ""
+            other = f", but {_release_text(good)} runs its architecture here" if good else ""
             basis = f"; {support.basis}" * (not brief)
             evidence = f" (no report{other}; {started} of {count} such setups started{basis})"
         lines.append(f"{where}: {state}{evidence}")
         if support.note and not brief:
             lines.append(support.note)
     return "; ".join(lines)
+
+
+def _release_text(row: SupportRow) -> str:
+    """The engine and versions of a row, such as "SGLang 0.5.12"; ranges stay as they are written."""
+    return f"{registry.engine_traits(row.engine).title} {row.versions.removeprefix('==')}"

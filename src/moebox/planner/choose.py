@@ -17,7 +17,7 @@ from moebox.planner.rate import (
     PROMPT_TOKENS,
     Candidate,
     PlanInputs,
-    add_needed_flags,
+    add_needed_settings,
     forecast_rows,
     raise_utilization,
 )
@@ -96,7 +96,7 @@ def search_candidates(
     def at_context(context: int) -> tuple[list[Candidate], list[Candidate]]:
         found = make_candidates(inputs.with_constraints(context=context), engines)
         rated = (raise_utilization(replace(each, inputs=inputs)) for each in found)  # by the constraints as given
-        tried = [add_needed_flags(each) if each.memory.fits else each for each in rated]
+        tried = [add_needed_settings(each) if each.memory.fits else each for each in rated]
         return tried, [candidate for candidate in tried if candidate.is_viable]
 
     if constraints.context:

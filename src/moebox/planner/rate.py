@@ -14,7 +14,7 @@ from moebox.core.recipe import Recipe
 from moebox.core.setting import with_settings
 from moebox.core.support_matrix import SupportRow
 from moebox.engines import memory_budget
-from moebox.engines.support import failures_fixed_by_flags
+from moebox.engines.support import failures_fixed_by_settings
 from moebox.planner.constraints import Constraints
 from moebox.planner.speed import Speed
 from moebox.planner.warnings import known_issues
@@ -55,7 +55,7 @@ class Candidate:
     recipe: Recipe
     checkpoint: Checkpoint
     tier: int  # how far it is from the plainest one
-    needed: tuple[SupportRow, ...] = ()  # failures that flags in its recipe avoid
+    needed: tuple[SupportRow, ...] = ()  # failures that settings of its recipe avoid
 
     def with_recipe(self, **changes: Any) -> "Candidate":
         return replace(self, recipe=replace(self.recipe, **changes))
@@ -106,12 +106,15 @@ class Candidate:
         return self.streams * answer / (reading + answer * step)
 
 
-def add_needed_flags(candidate: Candidate) -> Candidate:
-    """The candidate with the flags without which it is known not to run, if flags are all that it lacks."""
-    if not candidate.fatal_issue or not (rows := failures_fixed_by_flags(candidate.deployment)):
+def add_needed_settings(candidate: Candidate) -> Candidate:
+    """The candidate with the flags, or the smaller share of memory, without which it is known to fail."""
+    with_share = not candidate.inputs.constraints.memory_utilization
+    rows = failures_fixed_by_settings(candidate.deployment, with_share=with_share)
+    if not rows:
         return candidate
     recipe = with_settings(candidate.recipe, {path: value for row in rows for path, value in row.change.items()})
-    return replace(candidate, recipe=recipe, needed=tuple(rows))
+    changed = replace(candidate, recipe=recipe, needed=tuple(rows))
+    return changed if changed.memory.fits or not candidate.memory.fits else candidate
 
 
 def memory_of_deployment(deployment: Deployment) -> Memory:
