@@ -9,7 +9,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
@@ -26,40 +26,28 @@ MAX_SEND_LAG_MS = 10.0  # at P99, in an open loop without a limit
 MAX_MERGED_SHARE = 0.01  # of tokens that shared a read with the previous one
 
 
-@dataclass(slots=True)
-class TokenGaps:
-    """Gaps in ns: the known ones, and times that several tokens share as (ns, tokens), counted."""
-
-    known: list[float] = field(default_factory=list)
-    shared: "Counter[tuple[int, int]]" = field(default_factory=Counter)
-
-    def max_longer_than(self, limit: float) -> int:
-        """Upper bound of the gaps longer than `limit`: each takes more than that of the shared time."""
-        known = len(self.known) - bisect_right(self.known, limit)
-        return known + sum(count * min(tokens, int(ns / limit)) for (ns, tokens), count in self.shared.items())
-
-    def min_at_least(self, limit: float) -> int:
-        """Lower bound of the gaps of `limit` or longer: one if even equal shares reach it."""
-        known = len(self.known) - bisect_left(self.known, limit)
-        return known + sum(count for (ns, tokens), count in self.shared.items() if ns >= limit * tokens)
-
-
 def is_p99_certain(samples: Samples, p99_ms: float | None) -> bool:
     """True if the true P99 of gaps between tokens is within P99_TOLERANCE of `p99_ms`, whenever tokens arrived."""
     if not p99_ms or not any(kind & ESTIMATED_TIME for kind in samples.kind):
         return True
-    gaps = collect_gaps(samples)
-    total = len(gaps.known) + sum(tokens * count for (_, tokens), count in gaps.shared.items())
+    known, shared = collect_gaps(samples)
+    total = len(known) + sum(tokens * count for (_, tokens), count in shared.items())
     rank = (total - 1) * 0.99
     over = total - 1 - math.ceil(rank)  # gaps that may be longer than the P99
     upto = total - math.floor(rank)  # gaps that are no shorter
-    p99 = p99_ms * 1e6
-    not_above = gaps.max_longer_than(p99 / (1 - P99_TOLERANCE)) <= over
-    return not_above and gaps.min_at_least(p99 / (1 + P99_TOLERANCE)) >= upto
+    above, below = p99_ms * 1e6 / (1 - P99_TOLERANCE), p99_ms * 1e6 / (1 + P99_TOLERANCE)
+    # At most so many gaps are above: each takes more than `above` of the shared time
+    most = len(known) - bisect_right(known, above)
+    most += sum(count * min(tokens, int(ns / above)) for (ns, tokens), count in shared.items())
+    # At least so many gaps are not below: one of those that share a time, if even equal shares reach it
+    least = len(known) - bisect_left(known, below)
+    least += sum(count for (ns, tokens), count in shared.items() if ns >= below * tokens)
+    return most <= over and least >= upto
 
 
-def collect_gaps(samples: Samples) -> TokenGaps:
-    gaps = TokenGaps()
+def collect_gaps(samples: Samples) -> tuple[list[float], "Counter[tuple[int, int]]"]:
+    """Return gaps in ns: the known ones in order, and times that several tokens share as (ns, tokens), counted."""
+    known, shared = list[float](), Counter[tuple[int, int]]()
     time, tokens, kind = samples.time, samples.tokens, samples.kind
     for request in samples.requests():
         if request.outcome != COMPLETED or request.last <= request.first:
@@ -72,14 +60,13 @@ def collect_gaps(samples: Samples) -> TokenGaps:
                 estimated = True
             elif count:  # a chunk that completed no token adds its gap to the next one's
                 if estimated:
-                    gaps.shared[time[i] - since, count] += 1
+                    shared[time[i] - since, count] += 1
                 else:
-                    gaps.known += [(time[i] - since) / count] * count
+                    known += [(time[i] - since) / count] * count
                 since, count, estimated = time[i], 0, False
             elif estimated:
                 since, estimated = time[i], False
-    gaps.known.sort()
-    return gaps
+    return sorted(known), shared
 
 
 def check_client(

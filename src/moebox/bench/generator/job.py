@@ -44,26 +44,22 @@ class Conversation(Protocol):
         """Take the reply; return the seconds until the next turn, or None if the conversation is over."""
 
 
+@dataclass(slots=True)
 class SingleTurn:
-    __slots__ = ("_body", "_make_body", "index", "keep_text", "max_tokens", "turn")
-
-    def __init__(
-        self, index: int, max_tokens: int, make_body: Callable[[int], bytes], *, keep_text: bool = False
-    ) -> None:
-        self.index = index
-        self.turn = 0
-        self.max_tokens = max_tokens
-        self.keep_text = keep_text
-        self._make_body = make_body
-        self._body = b""
+    index: int
+    max_tokens: int
+    make_body: Callable[[int], bytes]
+    keep_text: bool = False
+    turn: int = 0
+    body: bytes = b""  # written ahead of time
 
     def write_body(self) -> int:
         """Write the body ahead of time and return its size in bytes."""
-        self._body = self._make_body(self.index)
-        return len(self._body)
+        self.body = self.make_body(self.index)
+        return len(self.body)
 
     def next_body(self) -> bytes:
-        body, self._body = self._body or self._make_body(self.index), b""
+        body, self.body = self.body or self.make_body(self.index), b""
         return body
 
     def accept_reply(self, text: str) -> float | None:

@@ -146,18 +146,14 @@ def argument_problem(arguments: str, schema: Schema) -> str:
     if not isinstance(given, dict):
         return f"arguments that are not a JSON object: {arguments[:60]!r}"
     for key, value in given.items():
-        if key in _EXACT and _is_converted(value, _EXACT[key]):
-            return f"{_EXACT[key]!r} came as {value!r}: a parser took it for something else"
+        exact = _EXACT.get(key)
+        if exact is None or (type(value) is type(exact) and value == exact):
+            continue
+        # It looks the same, but has another type or is rounded
+        rounded = isinstance(exact, int) and isinstance(value, int | float) and float(value) == float(exact)
+        if rounded or (isinstance(exact, str) and value in (7, True, 100000.0, "7")):
+            return f"{exact!r} came as {value!r}: a parser took it for something else"
     return next(_values_in_strings(given, schema, "arguments"), "")
-
-
-def _is_converted(value: object, exact: object) -> bool:
-    """True if the value looks the same but has another type or is rounded."""
-    if type(value) is type(exact) and value == exact:
-        return False
-    if isinstance(exact, int):
-        return isinstance(value, int | float) and float(value) == float(exact)
-    return value in (7, True, 100000.0, "7")
 
 
 _IS_TYPE: dict[str, Callable[[object], bool]] = {
