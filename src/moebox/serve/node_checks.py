@@ -120,10 +120,8 @@ def describe_link(link: NodesReached) -> str:
 def with_measured_network(box: Box, link: NodesReached, *, tcp_only: bool) -> Box:
     """The box with the measured network. NCCL uses RDMA if every node has it, RPC servers use TCP."""
     gpus = max(len(box.gpus), 1)
-    if link.rdma_bytes_s and not tcp_only:
-        return replace(
-            box, network_measured=link.rdma_bytes_s // gpus
-        )  # as the ports report; the latency stays the default
+    if link.rdma_bytes_s and not tcp_only:  # as the ports report; the latency stays the default
+        return replace(box, network_measured=link.rdma_bytes_s // gpus)
     return replace(box, network_measured=round(link.tcp_bytes_s / gpus), network_us=round(link.round_trip_us / 2, 1))
 
 

@@ -383,11 +383,7 @@ def engine_session(
     rehearsal: bool = False,
 ) -> Iterator[EngineSession]:
     """Run an engine for the length of a `with` block. A listen.port of 0 takes a free port."""
-    session = launch_engine(
-        prepare_launch(deployment, name=run.id), run, stop_signals=stop_signals, listener=listener, rehearsal=rehearsal
-    )
-    try:
+    prepared = prepare_launch(deployment, name=run.id)
+    with launch_engine(prepared, run, stop_signals=stop_signals, listener=listener, rehearsal=rehearsal) as session:
         session.wait_ready(patience_s=patience_s, deadline=deadline)
         yield session
-    finally:
-        session.stop()
