@@ -6,8 +6,7 @@ the limit (fail) or the budget is spent (warn).
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from moebox.core.verdict import Attribution, Mark, Score, wilson_score
@@ -145,25 +144,19 @@ ProbeFunction = Callable[[CheckSession], Awaitable[str | Score | None]]
 Probes = Mapping[str, ProbeFunction]  # of a check, by name
 
 
+@dataclass
 class QuestionAttempt:
     """Asks drawn questions, judges each answer, and attributes each failure to the server or the model."""
 
-    def __init__(
-        self,
-        session: CheckSession,
-        draw: str | Callable[[], Question],
-        judge: Judge = judge_answer,
-        *,
-        settings: Callable[[Question], Mapping[str, Any]] = lambda question: {},
-        send: Callable[[Question, bool], Awaitable[ChatAnswer]] | None = None,
-    ) -> None:
-        self.session, self.judge, self.settings = session, judge, settings
-        self.draw = partial(session.draw, draw) if isinstance(draw, str) else draw
-        self.send = send  # by another API than chat completions
-        self.attributions: dict[bool, list[bool]] = {False: [], True: []}  # by mode: True for the server's
+    session: CheckSession
+    draw: str | Callable[[], Question]  # a family, or a function that draws
+    judge: Judge = judge_answer
+    settings: Callable[[Question], Mapping[str, Any]] = lambda question: {}
+    send: Callable[[Question, bool], Awaitable[ChatAnswer]] | None = None  # by another API than chat completions
+    attributions: Mapping[bool, list[bool]] = field(default_factory=lambda: {False: [], True: []})  # True: the server's
 
     async def __call__(self, stream: bool = False) -> str:
-        question = self.draw()
+        question = self.session.draw(self.draw) if isinstance(self.draw, str) else self.draw()
         reason = await self._ask_and_judge(question, stream)
         if not reason:
             return ""
