@@ -7,14 +7,7 @@ from dataclasses import dataclass
 
 from moebox.data import load_table
 from moebox.phantom import vocabulary
-from moebox.phantom.question import (
-    Message,
-    ModelReply,
-    Question,
-    ask_user,
-    shorten,
-    user_message,
-)
+from moebox.phantom.question import Message, ModelReply, Question, ask_user, shorten, user_message
 
 _TABLE = load_table("questions")
 PROMPTS, REASONING = _TABLE["prompts"], _TABLE["reasoning"]

@@ -9,15 +9,7 @@ from itertools import starmap
 from typing import Any
 
 from moebox.data import load_table
-from moebox.phantom.question import (
-    Message,
-    ModelReply,
-    Question,
-    ToolCall,
-    ask_user,
-    shorten,
-    user_message,
-)
+from moebox.phantom.question import Message, ModelReply, Question, ToolCall, ask_user, shorten, user_message
 from moebox.phantom.text_questions import REASONING, plain_question, sum_question
 from moebox.phantom.vocabulary import ValueGenerator, value_generator
 
