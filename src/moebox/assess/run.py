@@ -213,7 +213,7 @@ def failed_requests_text(record: RunRecord) -> str:
     errors: Counter[str] = Counter()
     for load in record.loads:
         errors.update(load.measurement.errors if load.measurement else {})
-    text = count_phrase(sum(int(load.failed or 0) for load in record.loads), "request", "failed")
+    text = count_phrase(failed_requests(record), "request", "failed")
     return f"{text}: {errors.most_common(1)[0][0]}" if text and errors else text
 
 

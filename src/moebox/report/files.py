@@ -49,8 +49,6 @@ def write_report(
     page = make_page(runs, title=title)
     written = [save_file(target, render_html(page))] if suffix not in (".md", ".pdf") else []
     if markdown or suffix == ".md":
-        from moebox.report.files import render_markdown
-
         written.append(save_file(target.with_suffix(".md"), render_markdown(page)))
     if pdf or suffix == ".pdf":
         written.append(write_pdf(render_html(page), target.with_suffix(".pdf")))
@@ -74,8 +72,9 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
     "--disable-extensions",
+    "--host-resolver-rules=MAP * ~NOTFOUND",
+    "--no-pdf-header-footer",
 )
-PDF_FLAGS = ("--host-resolver-rules=MAP * ~NOTFOUND", "--no-pdf-header-footer")
 TIMEOUT_S = 120.0  # a five-megabyte page takes a few seconds
 
 
@@ -89,40 +88,36 @@ def find_browser() -> str | None:
 
 def write_pdf(html: str, target: Path) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
-    found = find_browser()
-    if found:
-        return print_with_browser(found, html, target)
-    if importlib.util.find_spec("weasyprint"):
-        return print_with_weasyprint(html, target)
-    raise ExternalError(
-        "no way to make a PDF here: neither a Chromium nor WeasyPrint is installed",
-        hint="`pip install 'moebox[pdf]'` or, on Debian, `apt install chromium`; any browser prints the HTML well too",
-    )
+    if found := find_browser():
+        print_with_browser(found, html, target)
+    elif importlib.util.find_spec("weasyprint"):
+        print_with_weasyprint(html, target)
+    else:
+        hint = "`pip install 'moebox[pdf]'` or, on Debian, `apt install chromium`; any browser prints the HTML well too"
+        raise ExternalError("no way to make a PDF here: neither a Chromium nor WeasyPrint is installed", hint=hint)
+    return target
 
 
-def print_with_browser(program: str, html: str, target: Path) -> Path:
+def print_with_browser(program: str, html: str, target: Path) -> None:
+    hint = "MOEBOX_BROWSER= (empty) uses WeasyPrint instead"
     with files.scratch_folder("pdf") as folder:
         page = folder / "report.html"
         page.write_text(html, encoding="utf-8")
         made = folder / "report.pdf"
         # Chromium's own sandbox refuses to run as root; the page is ours and runs no foreign script.
-        flags = (*FLAGS, *PDF_FLAGS, *(("--no-sandbox",) if os.geteuid() == 0 else ()))
+        flags = (*FLAGS, *(("--no-sandbox",) if os.geteuid() == 0 else ()))
         argv = [program, *flags, f"--user-data-dir={folder}/profile", f"--print-to-pdf={made}", page.as_uri()]
         try:
             done = subprocess.run(argv, capture_output=True, timeout=TIMEOUT_S, check=False, env=chosen_environment())
         except (OSError, subprocess.TimeoutExpired) as problem:
-            raise ExternalError(
-                f"{program}: {problem}", hint="MOEBOX_BROWSER= (empty) uses WeasyPrint instead"
-            ) from None
+            raise ExternalError(f"{program}: {problem}", hint=hint) from None
         if not made.exists():
             last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-            text = f"{program} made no PDF: {last[0]}"
-            raise ExternalError(text, hint="MOEBOX_BROWSER= (empty) uses WeasyPrint instead")
+            raise ExternalError(f"{program} made no PDF: {last[0]}", hint=hint)
         shutil.move(made, target)
-    return target
 
 
-def print_with_weasyprint(html: str, target: Path) -> Path:
+def print_with_weasyprint(html: str, target: Path) -> None:
     """Print the page with WeasyPrint, with the light palette inlined because its SVG has no CSS variables."""
     try:
         import weasyprint
@@ -134,7 +129,6 @@ def print_with_weasyprint(html: str, target: Path) -> Path:
     # Not supported by WeasyPrint 70: `all: unset` on buttons, clamp(), grids that count their columns, flex headings.
     page = page.replace("</style>", f"{read_asset('weasyprint.css')}</style>", 1)
     weasyprint.HTML(string=page, url_fetcher=refuse_fetch).write_pdf(str(target))
-    return target
 
 
 def refuse_fetch(url: str, *_: object, **__: object) -> dict[str, object]:

@@ -20,7 +20,7 @@ from moebox.core.matrix_row import MatrixRow, SpeedCell, row_problems
 from moebox.detect.bundle import gpu_text, link_text
 from moebox.errors import BadInput, ExternalError, MoeboxError, refuse_if
 from moebox.render import render
-from moebox.report.files import OUTPUT_HINT, load_template, make_page, render_markdown, save_file
+from moebox.report.files import OUTPUT_HINT, load_template, make_page, render_markdown, save_file, write_pdf
 from moebox.report.page import ReportPage, render_html
 from moebox.report.tidy import redact_text
 from moebox.runs.reader import PACKED_FILES, PACKED_FOLDERS, PRIVATE_FILES
@@ -85,8 +85,6 @@ def fill_package(runs: Sequence[Run], folder: Path, *, pdf: bool) -> list[str]:
     save_file(folder / "report.html", text)
     save_file(folder / "report.md", redact_text(render_markdown(page)))
     if pdf:
-        from moebox.report.files import write_pdf
-
         try:
             write_pdf(text, folder / "report.pdf")
         except ExternalError as problem:

@@ -109,23 +109,20 @@ class AxisScale:
         return self.start + share * (self.end - self.start)
 
 
-def nice_step(span: float, count: int) -> float:
-    """A step of 1, 2, 2.5 or 5 times a power of ten that gives about `count` ticks over `span`."""
-    if span <= 0 or not math.isfinite(span):
-        return 1.0
-    rough = span / max(count, 1)
-    power = 10.0 ** math.floor(math.log10(rough))
-    return next(step * power for step in (1, 2, 2.5, 5, 10) if step * power >= rough * 0.999)
-
-
 def axis_ticks(low: float, high: float, *, log: bool = False, count: int = 5) -> list[float]:
-    """Round values between `low` and `high`: steps, or powers of ten (and steps between few of them) on a log axis."""
+    """Round values between `low` and `high`: powers of ten (and steps between few of them) on a log axis.
+
+    On a linear one about `count` steps of 1, 2, 2.5 or 5 times a power of ten.
+    """
     if log:
         first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
         steps = (1,) if last - first > 3 else (1, 3) if last - first > 1 else (1, 2, 5)
         ticks = [step * 10.0**power for power in range(first, last + 1) for step in steps]
         return [value for value in ticks if low * 0.999 <= value <= high * 1.001]
-    step = nice_step(high - low, count)
+    step, rough = 1.0, (high - low) / count
+    if 0 < rough < math.inf:
+        power = 10.0 ** math.floor(math.log10(rough))
+        step = next(part * power for part in (1, 2, 2.5, 5, 10) if part * power >= rough * 0.999)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [round(place * step, 12) for place in range(first, last + 1)]
 

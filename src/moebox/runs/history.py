@@ -192,7 +192,6 @@ def reported_devices(facts: Sequence[EngineFacts], box: Box | None) -> tuple[Dev
 
 
 def events_of(entries: Sequence[JournalEntry], kind: type[E]) -> list[E]:
-    """Return the events of a kind, oldest first."""
     return [entry.event for entry in entries if isinstance(entry.event, kind)]
 
 

@@ -34,7 +34,7 @@ from moebox.quality.reference import FILE_NAME
 from moebox.redact import hide_secrets
 from moebox.runs import history
 from moebox.runs.loads import read_loads
-from moebox.runs.record import ForecastRow, LoadResult, RunInfo, RunRecord
+from moebox.runs.record import ForecastRow, RunInfo, RunRecord
 from moebox.store import FORMAT, PIPELINE, PIPELINE_BEFORE, JournalEntry, Run, plain
 from moebox.tasks.result import TaskRun
 
@@ -165,7 +165,6 @@ class FolderReader:
         return list(newest.values()), summed_check(results, newest)
 
     def read_kernels(self) -> list[KernelFindings]:
-        """Return every look at an engine's kernels."""
         document = self.load("kernels.json")
         kinds: dict[object, type[KernelFindings]] = {"compiling": CompiledFindings, "table": TableFindings}
         rows = get_objects(document, "scans")
@@ -248,6 +247,9 @@ def read_run(run: Run) -> RunRecord:
     problems = history.log_problems(entries, attempts)
     facts = history.reported_facts(entries)
     times = [entry.time for entry in entries if entry.time > 0]
+    urls = [entry.event.url for entry in entries if isinstance(entry.event, VerifyBegan | ServerMeasured)]
+    simulation = info.simulation or pipeline.simulated or any(load.simulation for load in loads)
+    simulation = simulation or any(marks_simulation(entry.event) for entry in entries)
     gaps += missing_files(run.path, loads=bool(loads), checks=bool(checks))
     return RunRecord(
         id=run.id,
@@ -262,7 +264,7 @@ def read_run(run: Run) -> RunRecord:
         if upgrade
         else f"{climb_began if climb_began and not pipeline.steps else 'run'} --resume {shlex.quote(run.id)}",
         upgrade=result,
-        simulation=is_simulation(info, pipeline, entries, loads),
+        simulation=simulation,
         box=box,
         recipe=recipe,
         plan=plan,
@@ -277,7 +279,7 @@ def read_run(run: Run) -> RunRecord:
         summed_check=summed,
         unfinished_checks=history.unfinished_checks(step, entries),
         check_total=verified[-1].of if verified else 0,
-        url=server_url(entries, tasks),
+        url=next(filter(None, reversed(urls)), tasks.url if tasks else ""),
         checked_model=next(filter(None, (event.model for event in verified)), ""),
         attempts=tuple(attempts),
         climb_steps=tuple(steps),
@@ -292,24 +294,6 @@ def read_run(run: Run) -> RunRecord:
         versions=tuple(software_versions(info, box, entries).items()),
         gaps=tuple(gaps),
     )
-
-
-def is_simulation(
-    info: RunInfo, pipeline: Pipeline, entries: Sequence[JournalEntry], loads: Sequence[LoadResult]
-) -> bool:
-    """True if anything in the folder came from a twin instead of an engine."""
-    return (
-        info.simulation
-        or pipeline.simulated
-        or any(marks_simulation(entry.event) for entry in entries)
-        or any(load.simulation for load in loads)
-    )
-
-
-def server_url(entries: Sequence[JournalEntry], tasks: TaskRun | None) -> str:
-    """Return the URL of the server that was checked or measured last, or given jobs."""
-    urls = [entry.event.url for entry in entries if isinstance(entry.event, VerifyBegan | ServerMeasured)]
-    return next(filter(None, reversed(urls)), tasks.url if tasks else "")
 
 
 def plan_forecast(plan: Plan) -> list[ForecastRow]:

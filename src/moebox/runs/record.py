@@ -175,8 +175,6 @@ class LaunchAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogProblem:
-    """A known problem that was recognized in a log."""
-
     title: str
     cause: str = ""
     remedy: str = ""
