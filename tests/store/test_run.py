@@ -11,8 +11,8 @@ from moebox.core.event import UnknownEvent
 from moebox.core.verdict import CheckResults, CheckVerdict
 from moebox.errors import BadInput
 from moebox.runs.listing import list_summaries, run_brief
-from moebox.store import EngineLog, Run, rotate_by_copy
-from moebox.store.log import log_pieces
+from moebox.store import Run
+from moebox.store.log import EngineLog, log_pieces
 from moebox.tasks.result import JobResult, TaskRun
 from moebox.verify.runner import results_document
 
@@ -82,19 +82,6 @@ def test_the_engine_log_keeps_its_beginning_and_its_end(tmp_path: Path) -> None:
     assert text.endswith(b"line 0199\n")
     assert len(text) <= 400
     assert len(log_pieces(tmp_path / "engine.log")) == 4
-
-
-def test_a_log_that_an_engine_has_open_is_rotated(tmp_path: Path) -> None:
-    """A process that appends to the file goes on writing to the same name after it was emptied."""
-    path = tmp_path / "engine.log"
-    with open(path, "ab", buffering=0) as engine:
-        engine.write(b"a" * 50)
-        assert not rotate_by_copy(path, limit=50)
-        engine.write(b"b")
-        assert rotate_by_copy(path, limit=50)
-        engine.write(b"after")
-    assert path.read_bytes() == b"after"
-    assert log_pieces(path)[0].read_bytes() == b"a" * 50 + b"b"
 
 
 def test_the_list_shows_how_many_jobs_were_solved(tmp_path: Path) -> None:

@@ -14,11 +14,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from moebox.store.journal import IncompleteLine as IncompleteLine
-    from moebox.store.journal import Journal as Journal
     from moebox.store.journal import JournalEntry as JournalEntry
-    from moebox.store.log import EngineLog as EngineLog
-    from moebox.store.log import rotate_by_copy as rotate_by_copy
     from moebox.store.run import DISK_FULL_ERRORS as DISK_FULL_ERRORS
     from moebox.store.run import FORMAT as FORMAT
     from moebox.store.run import PIPELINE as PIPELINE
@@ -27,8 +23,7 @@ if TYPE_CHECKING:
     from moebox.store.run import runs_dir as runs_dir
 
 _HOMES = {
-    "journal": ("IncompleteLine", "Journal", "JournalEntry"),
-    "log": ("EngineLog", "rotate_by_copy"),
+    "journal": ("JournalEntry",),
     "run": ("DISK_FULL_ERRORS", "FORMAT", "PIPELINE", "PIPELINE_BEFORE", "Run", "runs_dir"),
 }
 

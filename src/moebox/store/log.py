@@ -16,8 +16,6 @@ KEPT_PIECES = 3  # beside the beginning
 
 
 class EngineLog:
-    """A log file that is rotated automatically."""
-
     def __init__(self, path: Path, *, limit: int = MAX_PIECE_BYTES, keep: int = KEPT_PIECES) -> None:
         self.path, self.limit, self.keep = path, limit, keep
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115  (open as long as the engine lives)
@@ -35,20 +33,6 @@ class EngineLog:
 
     def close(self) -> None:
         self._file.close()
-
-
-def rotate_by_copy(path: Path, *, limit: int = MAX_PIECE_BYTES, keep: int = KEPT_PIECES) -> bool:
-    """Rotate a log that another process holds open for appending: copy it, then empty it. True if it was due."""
-    try:
-        if path.stat().st_size <= limit:
-            return False
-    except FileNotFoundError:
-        return False
-    copy = path.with_name(f".{path.name}.turning")
-    copy.write_bytes(path.read_bytes())
-    os.truncate(path, 0)
-    copy.replace(_free_piece(path, keep))
-    return True
 
 
 def _free_piece(path: Path, keep: int) -> Path:

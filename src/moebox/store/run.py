@@ -166,11 +166,9 @@ class Run:
         self.lost.clear()
 
     def read_events(self) -> Iterator[Event]:
-        """Yield the events in order; unreadable lines are skipped."""
         return (entry.event for entry in self.read_journal().entries)
 
     def read_journal(self) -> journal.Journal:
-        """Read the events and the unreadable lines of the journal."""
         return journal.read_journal(self.path / "events.jsonl")
 
     def write_file(self, name: str, text: str | bytes) -> Path:
