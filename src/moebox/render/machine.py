@@ -96,7 +96,7 @@ def _container_context(deployment: Deployment, pieces: LaunchPieces, launch: Lau
     return {
         "tool": recipe.runtime.kind,
         "options": commented_lines(lines),
-        "publish": published[0].removesuffix(f"{launch.port}:{launch.port}") if published else None,
+        "publish": _published_address(launch) if published else None,
         "mounts": mounts,
         "image": shlex.quote(image_name(deployment)),
         "before": shlex.join(before),

@@ -15,6 +15,7 @@ from moebox.render import quoting
 _TABLE = load_table("compose_options")
 TEXTS, NUMBERS, FLAGS, LISTS = (dict[str, str](_TABLE[kind]) for kind in ("texts", "numbers", "flags", "lists"))
 PULL = ("always", "missing", "never")
+IN_TEMPLATE = (("--gpus", "all"), ("--device", "nvidia.com/gpu=all"))  # as is the network
 POD_DEFAULTS = tuple(map(tuple, _TABLE["pod_defaults"]))  # what the pod of k8s.yaml.j2 has without an option
 
 
@@ -33,7 +34,10 @@ SINGLE: dict[str, tuple[str, Callable[[str], str]]] = {
 
 
 def compose_keys(recipe: Recipe) -> dict[str, str]:
-    """Return the keys of the Compose service that the options set, with their values as YAML."""
+    """Return the keys of the Compose service that the options set, with their values as YAML.
+
+    Raise BadInput for an option without a counterpart.
+    """
     keys: dict[str, str] = {}
     lists: dict[str, list[str]] = {}
     log_options: dict[str, str] = {}
@@ -50,8 +54,13 @@ def compose_keys(recipe: Recipe) -> dict[str, str]:
         elif name == "--log-opt":
             option, _, given = value.partition("=")
             log_options[option] = _yaml_text(given)
-        else:
-            keys |= _single_key(name, value)
+        elif name in SINGLE:
+            key, write = SINGLE[name]
+            keys[key] = write(value)
+        elif name == "--pull" and value in PULL:
+            keys["pull_policy"] = _yaml_text(value)
+        elif (name, value) not in IN_TEMPLATE and (name not in ("--network", "--net") or value == "none"):
+            raise _no_counterpart("compose", name, value)
     for key, items in lists.items():
         text = ", ".join(items)
         keys[key] = f"{{{text}}}" if key == "ulimits" else f"[{text}]"
@@ -60,19 +69,6 @@ def compose_keys(recipe: Recipe) -> dict[str, str]:
         pairs = ", ".join(f"{option}: {text}" for option, text in log_options.items())
         keys["logging"] = f"{{{driver}{', ' if driver else ''}options: {{{pairs}}}}}"
     return keys
-
-
-def _single_key(name: str, value: str) -> dict[str, str]:
-    """Return the key and value of an option that may be given once; BadInput if Compose has no counterpart."""
-    if name in SINGLE:
-        key, write = SINGLE[name]
-        return {key: write(value)}
-    if name == "--pull" and value in PULL:
-        return {"pull_policy": _yaml_text(value)}
-    is_network = name in ("--network", "--net") and value != "none"
-    if is_network or (name, value) in (("--gpus", "all"), ("--device", "nvidia.com/gpu=all")):  # in the template
-        return {}
-    raise _no_counterpart("compose", name, value)
 
 
 def shared_memory_size(recipe: Recipe) -> str:

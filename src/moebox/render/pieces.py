@@ -58,10 +58,8 @@ Piece = tuple[Value, ...]  # a flag with its values
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListItem:
-    """An entry of a YAML list, and the comment above it."""
-
     word: str
-    reason: str = ""
+    reason: str = ""  # the comment above it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
