@@ -6,7 +6,7 @@ restrictions. An unknown model gets the settings of its architecture, with a not
 
 import os
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from moebox import codec
@@ -94,8 +94,7 @@ def _chat_template(folder: Path) -> str:
 def _recognise(model: Model, checkpoint: Checkpoint, path: Path, template: str, *names: str) -> ResolvedModel:
     """Recognise the model. Parts of the path count as names, in a Hub cache the repository's too; links are kept."""
     parts = tuple(part for part in Path(os.path.abspath(path)).parts[-5:] if len(part) > 1)
-    hints = WeightHints(names=(*names, *parts), template=template, quant=checkpoint.quant)
-    found, note = recognise_model(model, hints)
+    found, note = recognise_model(model, names=(*names, *parts), template=template, quant=checkpoint.quant)
     checkpoints = (replace(checkpoint, model=found.name),)
     notes = [note] if note else []
     if checkpoint.quant.endswith(" (unknown)"):
@@ -106,21 +105,15 @@ def _recognise(model: Model, checkpoint: Checkpoint, path: Path, template: str, 
     return ResolvedModel(model=found, checkpoints=checkpoints, notes=tuple(notes))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeightHints:
-    """Hints beside the shape: names of the weights, chat template, quantisation of the experts."""
+def recognise_model(model: Model, *, names: tuple[str, ...], template: str, quant: str) -> tuple[Model, str]:
+    """Add what the catalogue or the family knows about the model, and return a note if that is not certain.
 
-    names: tuple[str, ...] = ()
-    template: str = ""
-    quant: str = ""
-
-
-def recognise_model(model: Model, hints: WeightHints) -> tuple[Model, str]:
-    """Add what the catalogue or the family knows about the model, and return a note if that is not certain."""
+    Hints beside the shape are names of the weights, their chat template, and the quantisation of the experts.
+    """
     alike = [known for known in catalogue.models().values() if has_same_shape(model, known)]
     if alike:
-        named = _named_model(alike, hints.names)
-        known = named or _likeliest_model(alike, hints)
+        named = _named_model(alike, names)
+        known = named or _likeliest_model(alike, template, quant)
         note = ""
         if not named and len(alike) > 1:
             others = [other for other in alike if other is not known]
@@ -130,7 +123,7 @@ def recognise_model(model: Model, hints: WeightHints) -> tuple[Model, str]:
                 f"put a name such as {others[0].repo.rpartition('/')[2]} into its path if it is another"
             )
         return replace(known, context=model.context, counted=model.counted, mtp_layers=model.mtp_layers), note
-    family = find_family(model, hints.template)
+    family = find_family(model, template)
     if family is None and model.assumed:
         name = model.architecture
         listed = [each.title for each in registry.all_traits() if name in engine_architectures(each.name)]
@@ -141,7 +134,7 @@ def recognise_model(model: Model, hints: WeightHints) -> tuple[Model, str]:
         return model, f"{runs}; no parser is known; {model.assumed.partition('; ')[2]}"
     if family is None:
         return model, f"{model.name}: no parser or template switch is known for {model.architecture}"
-    reasons = not family.reasoning_marker or family.reasoning_marker in hints.template
+    reasons = not family.reasoning_marker or family.reasoning_marker in template
     parser = family.reasoning_parser if reasons else ""
     own = "; its own code is not run unless the recipe sets trust_remote_code" if family.trust_remote_code else ""
     note = model.assumed or f"{model.name} is an unknown model, treated as {family.title}{own}"
@@ -182,14 +175,14 @@ def _named_model(alike: list[Model], names: tuple[str, ...]) -> Model | None:
     return max(found, key=lambda pair: pair[0])[1] if found else None
 
 
-def _likeliest_model(alike: list[Model], hints: WeightHints) -> Model:
+def _likeliest_model(alike: list[Model], template: str, quant: str) -> Model:
     """Without a name: prefer models that reason like the template, then with the same quantisation, then the newest."""
-    reasons = "<think>" in hints.template
+    reasons = "<think>" in template
 
     def preference(known: Model) -> tuple[bool, bool, str]:
         checkpoints = catalogue.published_checkpoints(known.name)
-        native = any(checkpoint.native and checkpoint.quant == hints.quant for checkpoint in checkpoints)
-        thinks = not hints.template or bool(known.reasoning_parser) == reasons
+        native = any(checkpoint.native and checkpoint.quant == quant for checkpoint in checkpoints)
+        thinks = not template or bool(known.reasoning_parser) == reasons
         return thinks, native, known.released
 
     return max(alike, key=preference)

@@ -64,7 +64,6 @@ def read_tensor(cursor: HeaderCursor) -> HeaderTensor:
 
 
 def read_header(path: Path) -> GgufHeader:
-    """Read metadata and tensors of one GGUF file."""
     try:
         with open(path, "rb") as file:
             refuse_if(path.stat().st_size < 24, f"{path}: too short for a GGUF file")

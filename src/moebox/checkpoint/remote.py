@@ -142,7 +142,6 @@ def find_by_name(name: str) -> ResolvedModel | None:
 
 
 def keep_model(repo: str, revision: str = "") -> KeptModel:
-    """Read a repository from the Hub and keep the row."""
     kept = read_repository(client.list_repository(repo, revision))
     if kept.repo.lower() != repo.lower():
         kept = replace(kept, notes=(f"{repo} is now {kept.repo}", *kept.notes))

@@ -57,7 +57,6 @@ class AttentionStack:
 
 
 def attention_stack(fields: ConfigFields, architecture: str) -> AttentionStack:
-    """The layers that a config of this architecture describes."""
     if architecture in COMPRESSED:
         return _compressed_stack(fields)
     stack = _latent_stack(fields) if architecture in LATENT else _grouped_stack(fields, architecture)

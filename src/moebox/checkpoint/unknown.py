@@ -97,7 +97,6 @@ def model_from_unknown_config(config: dict[str, Any], architecture: str, *, name
 
 
 def _describe(model: Model, counts: Counter[str]) -> str:
-    """Describe in one line how the architecture was read."""
     cache = f"a latent of {model.mla.kv_width}" if model.mla else f"{model.attention.entry_width(1):,} elements"
     parts = [f"{counts['full']} layers cache {cache} a token"]
     parts += [f"{counts['window']} a window"] if counts["window"] else []
