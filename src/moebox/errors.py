@@ -51,8 +51,6 @@ class MoeboxError(Exception):
 
 
 class AnswerIsNo(MoeboxError):
-    """The work was done and the answer is no."""
-
     exit_code = 1
 
 
@@ -65,8 +63,6 @@ class DoesNotFit(AnswerIsNo):
 
 
 class BadInput(MoeboxError):
-    """Invalid user input."""
-
     exit_code = 2
 
 
@@ -83,8 +79,6 @@ class Unsupported(BadInput):
 
 
 class ExternalError(MoeboxError):
-    """Something outside moebox is missing or failed."""
-
     exit_code = 3
 
 

@@ -44,7 +44,6 @@ class SiteSettings:
 
     @property
     def user_cache(self) -> Path | None:
-        """This user's folder in the cache."""
         try:
             user = pwd.getpwuid(os.geteuid()).pw_name
         except KeyError:

@@ -63,7 +63,6 @@ def anonymize(text: str) -> str:
 
 
 def gpu_text(box: Box) -> str:
-    """Describe the GPUs, one per line."""
     host = box.host
     lines = [f"driver {host.driver or 'none'}, CUDA {host.cuda or 'none'}" if host else "declared box"]
     for index, gpu in enumerate(box.gpus):
@@ -75,5 +74,4 @@ def gpu_text(box: Box) -> str:
 
 
 def link_text(box: Box) -> str:
-    """Describe the links between GPUs, one pair per line."""
     return "\n".join(f"gpu{x.a} gpu{x.b} {x.kind} p2p={x.p2p} lanes={x.lanes}" for x in box.links) or "no links\n"

@@ -66,8 +66,7 @@ def sample_throttling() -> dict[str, float]:
         return {}
     throttled, hottest, clocks, watts = 0, 0.0, list[float](), 0.0
     try:
-        handles = [*map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))]
-        for handle in handles:
+        for handle in map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount())):
             hottest = max(hottest, float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)))
             clocks.append(float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)))
             watts += nvml.nvmlDeviceGetPowerUsage(handle) / 1000

@@ -274,7 +274,6 @@ class ConditionsWatch:
         gpu.ecc_after = self._uncorrected_errors(handle)
 
     def result(self) -> Conditions:
-        """Summarise the samples taken so far."""
         gpus = tuple(
             GpuConditions(
                 index=index,

@@ -31,8 +31,6 @@ _SWITCH = "switch"  # the far end of an NVLink that is not a GPU
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverReport:
-    """What the driver reports about the machine."""
-
     version: str = ""
     cuda: str = ""
     gpus: tuple[Gpu, ...] = ()

@@ -174,9 +174,11 @@ class LogSearch:
         for kind, text in texts:
             for symptom in symptoms():
                 if symptom.kind == kind and (match := re.search(symptom.pattern, text)):
-                    line, when = self.exception_line or self._complaint_line, traceback_phase("\n".join(self.frames))
+                    line, frames = self.exception_line or self._complaint_line, "\n".join(self.frames)
+                    phases = load_table("symptoms_general")["phase"]
+                    phase = next((f", {row['text']}" for row in phases if re.search(row["pattern"], frames)), "")
                     finding = make_finding(symptom, match, self.unknown_failure, line, self._recipe)
-                    cause = f"{symptom.cause}{when} (likely, not certain: the message itself is not known)."
+                    cause = f"{symptom.cause}{phase} (likely, not certain: the message itself is not known)."
                     self.findings[symptom.id] = dataclasses.replace(finding, cause=cause)
                     self.counts[symptom.id] = 1
                     return [self.findings[symptom.id]]
@@ -192,12 +194,6 @@ class LogSearch:
             if not (follows and MARKED.match(line)):
                 self.complaint = line.strip()[:500]
             self._complaint_line = self.lines
-
-
-def traceback_phase(frames: str) -> str:
-    """When an engine failed, by the functions of a traceback."""
-    phases = load_table("symptoms_general")["phase"]
-    return next((f", {phase['text']}" for phase in phases if re.search(phase["pattern"], frames)), "")
 
 
 @functools.cache

@@ -123,7 +123,6 @@ class Fetcher:
         self.stop = threading.Event()
 
     def missing_bytes(self, wanted: Collection[HubFile]) -> int:
-        """Count the bytes that the cache does not have."""
         total = 0
         for file in {file.digest: file for file in wanted}.values():
             blob = self._blob(file)
