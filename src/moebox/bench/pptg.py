@@ -37,13 +37,13 @@ def measure_prefill_decode(
             same = with_salt(work)
             cold += _run_requests(probed, same, load, 1, number)
             warm += _run_requests(probed, same, load, 1, number)
-        rows.append(_make_row(f"pp{tokens}", tokens, cold, prefill_rate, cold=True, requests=repeat))
-        rows.append(_make_row(f"pp{tokens}", tokens, warm, prefill_rate, cold=False, requests=repeat))
+        rows.append(_make_row(f"pp{tokens}", tokens, cold, cold=True, requests=repeat))
+        rows.append(_make_row(f"pp{tokens}", tokens, warm, cold=False, requests=repeat))
     for tokens in tg:
         on_test(f"tg{tokens}")
         work = _with_own_seed(replace(workload, input_tokens=DECODE_PROMPT_TOKENS, output_tokens=tokens))
         done = _run_requests(probed, work, load, repeat, 0)
-        rows.append(_make_row(f"tg{tokens}", tokens, done, decode_rate, cold=True, requests=repeat))
+        rows.append(_make_row(f"tg{tokens}", tokens, done, cold=True, requests=repeat))
     flags = []
     for row in rows:
         prompt_tokens = row.prompt_tokens * row.tries
@@ -65,17 +65,6 @@ def measure_prefill_decode(
     )
 
 
-def prefill_rate(figures: RequestFigures) -> float | None:
-    """Return the prompt tokens a second until the first token."""
-    prompt = figures.request.prompt
-    return prompt / figures.ttft_s if prompt > 0 and figures.ttft_s else None
-
-
-def decode_rate(figures: RequestFigures) -> float | None:
-    """Return the tokens a second after the first."""
-    return 1 / figures.tpot_s if figures.tpot_s else None
-
-
 def _with_own_seed(work: Workload) -> Workload:
     """Keep the prompts of tests of different lengths apart even without a salt."""
     return replace(work, seed=work.seed + 7919 * (work.input_tokens + work.output_tokens))
@@ -95,18 +84,14 @@ def _run_requests(
     return done
 
 
-def _make_row(
-    name: str,
-    tokens: int,
-    done: list[RequestFigures],
-    rate: Callable[[RequestFigures], float | None],
-    *,
-    cold: bool,
-    requests: int,
-) -> PrefillDecodeRow:
-    rates = [value for figures in done if (value := rate(figures)) is not None]
-    mean = statistics.fmean(rates) if rates else None
+def _make_row(name: str, tokens: int, done: list[RequestFigures], *, cold: bool, requests: int) -> PrefillDecodeRow:
     prefill = name.startswith("pp")
+    if prefill:  # prompt tokens a second until the first token
+        timed = [(figures.request.prompt, figures.ttft_s) for figures in done]
+        rates = [prompt / seconds for prompt, seconds in timed if prompt > 0 and seconds]
+    else:  # tokens a second after the first
+        rates = [1 / figures.tpot_s for figures in done if figures.tpot_s]
+    mean = statistics.fmean(rates) if rates else None
     return PrefillDecodeRow(
         test=name,
         cold=cold,
