@@ -28,15 +28,14 @@ KindName = (
 )
 
 
-FAILURE_KINDS = catalogue.load_table("failure_kinds")
+FAILURE_KINDS: Mapping[str, Mapping[str, Any]] = catalogue.load_table("failure_kinds")
 if differing := {name for part in get_args(KindName) for name in get_args(part)} ^ set(FAILURE_KINDS):
     raise TypeError(f"KindName and failure_kinds.toml differ in {', '.join(sorted(differing))}")
 
 
 def failure_kind(name: str) -> Mapping[str, Any]:
     """Row of a kind, streamed or not: what it means, and whether it only warns, or any reply can show it."""
-    row: Mapping[str, Any] = FAILURE_KINDS[name.removesuffix(STREAMED)]
-    return row
+    return FAILURE_KINDS[name.removesuffix(STREAMED)]
 
 
 def failure_mark(name: str, seen: int, of: int, attributed_to: Attribution = "server") -> Mark:

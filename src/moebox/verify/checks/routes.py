@@ -52,7 +52,7 @@ class RouteReader:
         if self.problem:
             raise ProbeSkipped(self.problem)
         for self.top in TOPS:
-            text = self.draw_text(self.chars)
+            text = draw_unlearnt_text(self.session.rng, self.chars)
             if found := await self.read(text, fresh=True):
                 break
         else:
@@ -63,9 +63,6 @@ class RouteReader:
             raise ProbeSkipped(f"the same request moves {max(noise):.0%} of the probability: nothing can be compared")
         self.allowed = max(ALLOWED, NOISE_FACTOR * max(noise))
         self.alone[text] = found
-
-    def draw_text(self, chars: int) -> str:
-        return draw_unlearnt_text(self.session.rng, chars)
 
     async def read(self, text: str, *, fresh: bool = False) -> list[NextToken]:
         """The next tokens after a text; with `fresh` past the prefix cache, as far as the server lets one ask."""
@@ -114,7 +111,7 @@ async def probe_route(session: CheckSession, name: str, route: Route, *, again: 
     async def attempt(stream: bool) -> str:
         nonlocal worst
         for _ in TOPS:
-            text = known.pop() if known else reader.draw_text(round(part * reader.chars))
+            text = known.pop() if known else draw_unlearnt_text(session.rng, round(part * reader.chars))
             if text not in reader.alone:
                 reader.alone[text] = await reader.read(text, fresh=True)
             if reader.alone[text]:
@@ -147,7 +144,7 @@ async def read_in_crowd(reader: RouteReader, text: str) -> list[list[NextToken]]
     """A prompt among others of many lengths that are read and written at the same time."""
     count = min(NEIGHBOURS, reader.session.options.parallel - 1)
     sizes = [round(reader.chars * (0.2 + 0.4 * number)) for number in range(count)]
-    others = [reader.read(reader.draw_text(size), fresh=True) for size in sizes]
+    others = [reader.read(draw_unlearnt_text(reader.session.rng, size), fresh=True) for size in sizes]
     return (await asyncio.gather(reader.read(text, fresh=True), *others))[:1]
 
 
@@ -159,7 +156,7 @@ async def read_in_slots(reader: RouteReader, text: str) -> list[list[NextToken]]
 
 async def read_beside_long(reader: RouteReader, text: str) -> list[list[NextToken]]:
     """A short prompt beside much longer ones."""
-    long = [reader.read(reader.draw_text(size * reader.chars), fresh=True) for size in (1, 2)]
+    long = [reader.read(draw_unlearnt_text(reader.session.rng, size * reader.chars), fresh=True) for size in (1, 2)]
     return (await asyncio.gather(reader.read(text, fresh=True), *long))[:1]
 
 
@@ -173,7 +170,7 @@ async def probe_long(session: CheckSession) -> str:
         chars = round(length * CHARS_PER_TOKEN)
         if chars * seconds_per_char > MAX_LONG_S and session.options.trials < TRIALS["thorough"]:
             break
-        text = reader.draw_text(chars)
+        text = draw_unlearnt_text(session.rng, chars)
         alone = await reader.read(text, fresh=True)
         seconds_per_char = session.exchanges[-1].seconds / chars
         if not alone:
