@@ -98,11 +98,26 @@ def make_bench_plan(
     `search`: the axis along which loads are searched, starting at the given one.
     """
     base = find_workload_file(name or "random")
-    whole = BenchSettings(**codec.shared_fields(base, BenchSettings))
-    whole = _with_flags(apply_settings(whole, settings or ()), args)
+    whole = apply_settings(BenchSettings(**codec.shared_fields(base, BenchSettings)), settings or ())
+    refuse_if(args.requests is not None and args.requests < 1, "--requests must be 1 or more")
+    work, load = whole.workload, whole.load
+    prompt, reply = parse_token_count("--input", args.input), parse_token_count("--output", args.output)
+    work = replace(
+        work,
+        input_tokens=work.input_tokens if prompt is None else prompt,
+        output_tokens=work.output_tokens if reply is None else reply,
+    )
+    seconds = flags.parse_duration("--duration", args.duration) if args.duration else load.duration_s
+    whole = replace(
+        whole,
+        workload=work,
+        load=replace(load, duration_s=seconds),
+        concurrency=parse_counts("--concurrency", args.concurrency) or whole.concurrency,
+        rate=parse_rates(args.rate) or whole.rate,
+        requests=args.requests or (0 if args.duration else whole.requests),
+    )
     if args.rate and whole.concurrency == base.concurrency:  # it is of the file's closed loop
         whole = replace(whole, concurrency=())
-    work = whole.workload
     unused = {"prompts": {"input": args.input}, "trace": {"input": args.input, "output": args.output}}
     flags.refuse_unused(f"{work.kind} come from a file", **unused.get(work.kind, {}))
     whole.check(search_rate=search == "rate")
@@ -114,26 +129,6 @@ def make_bench_plan(
     if shipped and _benchmark(whole) != _benchmark(base):
         label += "-changed"
     return BenchPlan(**codec.shared_fields(whole, BenchPlan), loads=_make_loads(whole), name=label)
-
-
-def _with_flags(whole: BenchSettings, args: BenchArgs) -> BenchSettings:
-    refuse_if(args.requests is not None and args.requests < 1, "--requests must be 1 or more")
-    work, load = whole.workload, whole.load
-    prompt, reply = parse_token_count("--input", args.input), parse_token_count("--output", args.output)
-    work = replace(
-        work,
-        input_tokens=work.input_tokens if prompt is None else prompt,
-        output_tokens=work.output_tokens if reply is None else reply,
-    )
-    seconds = flags.parse_duration("--duration", args.duration) if args.duration else load.duration_s
-    return replace(
-        whole,
-        workload=work,
-        load=replace(load, duration_s=seconds),
-        concurrency=parse_counts("--concurrency", args.concurrency) or whole.concurrency,
-        rate=parse_rates(args.rate) or whole.rate,
-        requests=args.requests or (0 if args.duration else whole.requests),
-    )
 
 
 def _refuse_several(whole: BenchSettings, search: SearchAxis | None) -> None:
@@ -367,23 +362,22 @@ def import_(files: list[Path], /, *, run: str = "", json: AsJson = False) -> int
     """
     results = [result for path in files for result in load_results(path)]
     measurements = RunMeasurements(Run.open_shared(run)) if run else None
-    print_result(json, {"kind": "sweep", "results": results}, lambda: _print_imported(results))
+
+    def show() -> None:  # serving results in one table, prefill and decode tests in one each
+        console = stdout_console()
+        serving = [result for result in results if result.get("kind") == "serving"]
+        if serving:
+            console.print(", ".join(dict.fromkeys(str(result["tool"]) for result in serving)), style="dim")
+            print_results(console, serving)
+        for result in results:
+            if result.get("kind") == "pp-tg":
+                console.print(f"{result['tool']} {result.get('model_id', '')}", style="dim")
+                print_test_rows(console, result)
+
+    print_result(json, {"kind": "sweep", "results": results}, show)
     if measurements:
         with report_write_errors(measurements.run.path):
             for place, result in enumerate(results):
                 name = safe_name(Path(str(result["source"])).stem) or "imported"
                 measurements.write(f"{name}-{place}", result)
     return 0
-
-
-def _print_imported(results: Sequence[Document]) -> None:
-    """Print serving results in one table, prefill and decode tests in one each."""
-    console = stdout_console()
-    serving = [result for result in results if result.get("kind") == "serving"]
-    if serving:
-        console.print(", ".join(dict.fromkeys(str(result["tool"]) for result in serving)), style="dim")
-        print_results(console, serving)
-    for result in results:
-        if result.get("kind") == "pp-tg":
-            console.print(f"{result['tool']} {result.get('model_id', '')}", style="dim")
-            print_test_rows(console, result)

@@ -1,7 +1,6 @@
 """`moebox runs`, `report` and `pack`: list, show and delete runs; write them as one file to read, or as an archive."""
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -14,8 +13,8 @@ from moebox.cli.output import confirm, print_json, print_lines, print_parts, pri
 from moebox.errors import ExternalError, refuse_if
 from moebox.escape import clip_text
 from moebox.loose import Document
-from moebox.report.tidy import redact_text
-from moebox.runs.listing import RunSummary, is_run_folder, list_summaries, recipe_history, run_brief, speed_bar
+from moebox.redact import redact_text
+from moebox.runs.listing import is_run_folder, list_summaries, recipe_history, run_brief, speed_bar
 from moebox.runs.reader import read_run
 from moebox.runs.record import RunRecord
 from moebox.serve import state
@@ -41,19 +40,31 @@ def runs(*, everything: All = False, json: AsJson = False) -> int:
     found, engines = list_summaries(), state.live_run_folders()
     live = {row.id for row in found if state.is_run_active(Run(home / row.id), engines, unfinished_step=row.left_in)}
     if json:
-        rows = []
+        briefs = []
         for row in found:
             brief, active = run_brief(Run(home / row.id)), row.id in live
             brief |= {name: getattr(row, name) for name in LISTED}
-            rows.append(brief | {"live": active, "state": row.state_text(live=active)})
-        print_json({"runs": rows, "folder": home})
+            briefs.append(brief | {"live": active, "state": row.state_text(live=active)})
+        print_json({"runs": briefs, "folder": home})
         return 0
     if not found:
         print_lines([f"no runs in {home} yet"])
         return 0
     width = stdout_console().width
     shown = found if everything else found[: SCREEN_ROWS if width >= NARROW else SCREEN_ROWS // 2]
-    _print_runs(shown, live, width)
+    columns = ("model", "box") if width >= WIDE else ()
+    rows = []
+    for row in shown:  # two lines for each if a table is too narrow
+        status = row.state_text(live=row.id in live) + (", simulated" if row.simulation else "")
+        speed = f"{row.output_tok_s:,.0f}" if row.output_tok_s else "–"
+        rows.append((row.id, status, *(getattr(row, name) or "–" for name in columns), row.checks_text, speed))
+        if width < NARROW:
+            print_parts(f"{row.id}\n  {status}, checks {row.checks_text}, {speed} tok/s")
+    if width >= NARROW:
+        texts = ("run", "state", *columns)
+        table = make_table((*texts, "checks", "tok/s"), rows, left_columns=("checks",), wrapped=texts)
+        table.columns[0].width = min(max(len(row.id) for row in shown), LONGEST_ID)
+        print_parts(table)
     if len(shown) < len(found):
         print_lines([f"{len(found) - len(shown)} older: --all"])
     return 0
@@ -79,23 +90,6 @@ def history(name: str, *, json: AsJson = False) -> int:
         print_parts(make_table(heads, lines, left_columns=("checks", ""), wrapped=("when", "version", "result")))
 
     return print_result(json, {"name": name, "history": rows}, show)
-
-
-def _print_runs(found: Sequence[RunSummary], live: set[str], width: int) -> None:
-    """Print a table, or two lines for each run if it is too narrow; model and box only if it is wide."""
-    columns = ("model", "box") if width >= WIDE else ()
-    rows = []
-    for row in found:
-        status = row.state_text(live=row.id in live) + (", simulated" if row.simulation else "")
-        speed = f"{row.output_tok_s:,.0f}" if row.output_tok_s else "–"
-        rows.append((row.id, status, *(getattr(row, name) or "–" for name in columns), row.checks_text, speed))
-        if width < NARROW:
-            print_parts(f"{row.id}\n  {status}, checks {row.checks_text}, {speed} tok/s")
-    if width >= NARROW:
-        texts = ("run", "state", *columns)
-        table = make_table((*texts, "checks", "tok/s"), rows, left_columns=("checks",), wrapped=texts)
-        table.columns[0].width = min(max(len(row.id) for row in found), LONGEST_ID)
-        print_parts(table)
 
 
 def show(run: str = "latest", *, everything: All = False, json: AsJson = False) -> int:

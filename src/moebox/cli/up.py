@@ -118,7 +118,13 @@ def up(
     try:
         rows = facts.compare_with_plan(session.facts, facts.planned_memory(session.prepared.deployment))
         run.add_event(PlanReality(rows=tuple(rows)))
-        print_result(json, ready_document(session, rows), lambda: print_ready(session, rows, detached=detach))
+        document: Document = {"id": session.instance.id, "run": str(run.path), "recipe": session.recipe.name}
+        document |= {"engine": session.recipe.engine, "base_url": session.endpoint.base_url}
+        document |= {"model": session.endpoint.model, "pid": session.instance.guard_state.engine or None}
+        load = {"bytes": session.weights_bytes, "disk_bytes_s": session.disk_rate} if session.disk_rate else None
+        document |= {"startup_s": session.startup_s, "load": load, "facts": session.facts}
+        document["reality"] = [{**codec.to_plain(row), "off": row.relative_error} for row in rows]
+        print_result(json, document, lambda: print_ready(session, rows, detached=detach))
         if detach:
             session.detach()
         else:
@@ -205,15 +211,6 @@ def start_engine(deployment: "Deployment", run: Run, patience_s: float, where: N
         session.wait_ready(patience_s=patience_s)
         session.listener = None
     return session
-
-
-def ready_document(session: "EngineSession", rows: "list[PlanRealityRow]") -> Document:
-    document: Document = {"id": session.instance.id, "run": str(session.run.path), "recipe": session.recipe.name}
-    document |= {"engine": session.recipe.engine, "base_url": session.endpoint.base_url}
-    document |= {"model": session.endpoint.model, "pid": session.instance.guard_state.engine or None}
-    load = {"bytes": session.weights_bytes, "disk_bytes_s": session.disk_rate} if session.disk_rate else None
-    document |= {"startup_s": session.startup_s, "load": load, "facts": session.facts}
-    return document | {"reality": [{**codec.to_plain(row), "off": row.relative_error} for row in rows]}
 
 
 def print_ready(session: "EngineSession", rows: "list[PlanRealityRow]", *, detached: bool) -> None:

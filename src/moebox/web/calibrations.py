@@ -30,14 +30,8 @@ def find_calibration(name: str) -> Calibration:
 
 
 def show_calibration(request: Request, *, site: WebSite) -> Response:
-    """Show one calibration: boots, steps of the whole model, and what was not seen."""
+    """Show one calibration: boots, the steps of the whole model that follow from them, and what was not seen."""
     found = find_calibration(request.path_params["name"])
-    context = {"calibration": found, "error": error_text(found), "blocks": calibration_blocks(found)}
-    return render_page("calibration.html", title=found.id, here="calibrations", **context)
-
-
-def calibration_blocks(found: Calibration) -> list[Block]:
-    """Boots, and the steps of the whole model that follow from them."""
     boots = tuple(
         (
             figure_cell(float(boot.layers), digits=0),
@@ -48,7 +42,7 @@ def calibration_blocks(found: Calibration) -> list[Block]:
         for boot in found.boots
     )
     heads = table_columns("Layers", "Start", "Weights", "Cache tokens", text=())
-    made: list[Block] = [ReportTable(caption="Boots", columns=heads, rows=boots)]
+    blocks: list[Block] = [ReportTable(caption="Boots", columns=heads, rows=boots)]
     if is_solved(found):
         steps = tuple(
             (
@@ -61,8 +55,10 @@ def calibration_blocks(found: Calibration) -> list[Block]:
             for step in step_times(found)
         )
         heads = table_columns("Step of", "Streams", "Tokens", "Takes", "tok/s", text=(0,))
-        made.append(ReportTable(caption=f"The whole model, {found.layers} layers", columns=heads, rows=steps))
-    return made + bullet_list("Remarks", [*found.notes, *(f"not seen: {line}" for line in found.unseen)])
+        blocks.append(ReportTable(caption=f"The whole model, {found.layers} layers", columns=heads, rows=steps))
+    blocks += bullet_list("Remarks", [*found.notes, *(f"not seen: {line}" for line in found.unseen)])
+    context = {"calibration": found, "error": error_text(found), "blocks": blocks}
+    return render_page("calibration.html", title=found.id, here="calibrations", **context)
 
 
 def remove_calibration(request: Request, *, site: WebSite) -> Response:

@@ -23,7 +23,7 @@ from moebox.flows.tune_state import FRONT, SCREENED, START, TUNE_FILE, WHOLE, Tu
 from moebox.flows.walk import ClimbTrial
 from moebox.loose import Document, Json, get_objects
 from moebox.report.block import Block, Bullets, Charts, LegendKey, Prose, ReportChart, Section, titled_chart
-from moebox.report.charts import ChartAxis, ChartSeries, draw_lines, series_legend
+from moebox.report.charts import ChartAxis, ChartSeries, draw_lines, line_chart
 from moebox.report.expect import with_forecast
 from moebox.report.page import SectionMaker, make_sections
 from moebox.report.sections.checks import checks_section
@@ -57,13 +57,12 @@ def live_view(run: Run) -> Document:
     engines, summary = state.live_run_folders(), summarize_record(record)
     serving, newest = bool(state.engine_writing_to(engines, run.path)), run.read_journal().entries[-MAX_EVENTS:]
     shown = summary.state_text(live=state.is_run_active(run, engines, unfinished_step=summary.left_in))
+    shown = "serving" if serving and not run.is_locked and not summary.left_in else shown
     return {
         "id": run.id,
         "live": run.is_locked or serving,
         "locked": run.is_locked,  # a process works on it, which can be stopped
-        "state": "serving"
-        if serving and not run.is_locked and not summary.left_in
-        else shown,  # as in the list of runs
+        "state": shown,  # as in the list of runs
         "simulation": record.simulation,
         "assessment": assess_run(record, serving=serving),
         "steps": step_views(record.pipeline, live=record.locked) or upgrade_views(run),
@@ -93,11 +92,9 @@ def time_charts(run: Run) -> Charts | None:
     made = [ChartSeries(name=name, colour=index, points=tuple(checks[name])) for index, name in enumerate(checks, 1)]
     measured = [ChartSeries(name="output tok/s", colour=1, points=tuple(rates))]
     count, rate = ChartAxis(title="checks", log=False), ChartAxis(title="output tok/s", log=False)
-    checks_svg = draw_lines(made, x=x, y=count, label="Checks made over time")
+    checks_chart = line_chart("Checks made", made, x=x, y=count, label="Checks made over time")
     rates_svg = draw_lines(measured, x=x, y=rate, label="Output rates over time")
-    drawn = [titled_chart("Checks made", checks_svg, legend=series_legend(made))]
-    drawn.append(titled_chart("Output of each load", rates_svg))
-    charts = tuple(filter(None, drawn))
+    charts = tuple(filter(None, (checks_chart, titled_chart("Output of each load", rates_svg))))
     return Charts(charts=charts) if charts else None
 
 

@@ -281,14 +281,10 @@ def list_rows() -> list[tuple[str, str, str, str, str]]:
     rows = []
     for name, title, model, checkpoints in (*known, *read):
         sizes = sorted({each.total_bytes for each in checkpoints})
-        size = " to ".join(
-            dict.fromkeys(map(units.format_gb, (*sizes[:1], *sizes[-1:])))
-        )  # the smallest and the largest
-        parameters = (
-            f"{units.format_params(model.total_parameters)}, {units.format_params(model.active_parameters)} active"
-        )
+        ends = map(units.format_gb, (*sizes[:1], *sizes[-1:]))  # the smallest and the largest
+        total, active = map(units.format_params, (model.total_parameters, model.active_parameters))
         words = " ".join((name, title, model.repo, *(f"{each.name} {each.repo}" for each in checkpoints)))
-        rows.append((name, title, parameters, size, words.lower()))
+        rows.append((name, title, f"{total}, {active} active", " to ".join(dict.fromkeys(ends)), words.lower()))
     return rows
 
 
