@@ -12,7 +12,7 @@ from moebox.cli.flags import AsJson, Names, OutputPath, Settings, Switch
 from moebox.cli.output import exit_code, print_lines, print_result, stderr_console, stdout_console, write_file
 from moebox.core.setting import Effort, apply_settings
 from moebox.errors import refuse_if, refuse_out_of_range
-from moebox.serve.keys import TWIN_KEY
+from moebox.serve.state import TWIN_KEY
 from moebox.units import format_percent, format_seconds
 from moebox_fleet import routers
 from moebox_fleet.file import RouterKind

@@ -19,7 +19,7 @@ from moebox.bench.probe import choose_words
 from moebox.cli import main
 from moebox.core.endpoint import endpoint_from_url
 from moebox.serve import state
-from moebox.serve.keys import find_key
+from moebox.serve.state import find_key
 from tests.bench.server import good, serving
 
 CODE = "import sys; from moebox.cli import main; sys.exit(main())"

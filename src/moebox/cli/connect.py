@@ -14,7 +14,7 @@ from moebox.escape import escape_invisible
 from moebox.loose import Document
 from moebox.serve import connect as connecting
 from moebox.serve import state
-from moebox.serve.keys import TWIN_KEY
+from moebox.serve.state import TWIN_KEY
 from moebox.stream.limits import ServedLimits, served_limits
 from moebox.units import parse_tokens
 

@@ -43,7 +43,7 @@ def find_endpoint(
     password = "@" in target.rpartition("://")[2].partition("/")[0]
     hint = "remove it, and name the variable that holds it: --key-env NAME"
     refuse_if(password, "a password in a URL would be written into run folders", hint=hint)
-    from moebox.serve.keys import find_key
+    from moebox.serve.state import find_key
 
     key = find_key(key_env, target)
     refuse_if(key_env and not key, f"the environment variable {key_env} holds no key", hint=f"export {key_env}=…")

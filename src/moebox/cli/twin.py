@@ -22,7 +22,7 @@ from moebox.errors import ExternalError, refuse_if, refuse_out_of_range
 from moebox.flows import recipes
 from moebox.planner.kv_tiers import RATE_RANGE, cache_tiers
 from moebox.planner.simulate import scheduler_rules
-from moebox.serve.keys import TWIN_KEY, keep_key, make_key
+from moebox.serve.state import TWIN_KEY, keep_key, make_key
 from moebox.store import Run
 from moebox.stream import run_to_end
 from moebox.units import format_gib, format_seconds

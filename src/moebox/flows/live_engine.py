@@ -17,9 +17,8 @@ from moebox.core.setting import flag_words, setting_flags
 from moebox.errors import ExternalError
 from moebox.serve import ports, state
 from moebox.serve.guard import PR_SET_PDEATHSIG, prctl
-from moebox.serve.keys import TWIN_KEY, make_key
 from moebox.serve.session import EngineSession
-from moebox.serve.state import wait_for
+from moebox.serve.state import TWIN_KEY, make_key, wait_for
 from moebox.serve.watch import Notify
 from moebox.store import Run
 

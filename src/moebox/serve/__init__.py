@@ -8,7 +8,7 @@ watch      follow the log of a starting engine
 faults     the ways a launch can fail
 facts      what a live engine answers, compared with the plan
 guard      the process between moebox and the engine
-state      records of running engines; keys: of moebox's own servers
+state      records of running engines, keys of moebox's own servers
 stop       stop engines of other moebox processes
 program    routers and twins under a guard
 nodes      several nodes: node_checks, conduct (here), agent (there)

@@ -1,8 +1,9 @@
-"""Records of running engines, and leases of the ports and GPUs they use.
+"""Records of running engines, leases of the ports and GPUs they use, and keys that moebox made for its own servers.
 
     STATE/instances/ID.json       run, recipe, engine, address (written by `up`)
     STATE/instances/ID.life.json  processes, exit code (written by its guard)
     STATE/leases/port-8000        locked by the guard as long as it lives; has the holder's id
+    STATE/keys/8000.json          mode 0600, in a folder of mode 0700; valid as long as the process in it lives
 
 A lease is a lock on an open file, so the kernel releases it whatever happens to its holder.
 """
@@ -11,10 +12,11 @@ import contextlib
 import dataclasses
 import fcntl
 import os
+import secrets
 import time
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +28,9 @@ from moebox.serve.guard import MARK, GuardState
 
 if TYPE_CHECKING:
     from moebox.store import Run
+
+TWIN_KEY = "MOEBOX_TWIN_KEY"  # the variable by which twins, routers and clients name such a key
+KEY_BYTES = 24  # 192 bits
 
 
 def state_dir() -> Path:
@@ -277,3 +282,58 @@ def take_leases(names: Iterable[str], holder: str) -> Iterator[tuple[int, ...]]:
 
 def update_instance(instance: Instance, **fields: Any) -> Instance:
     return save_instance(dataclasses.replace(instance, **fields))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerKey:
+    """The key of a server, and a process that lives as long as the server."""
+
+    pid: int
+    started: int  # the kernel's start tick of that pid
+    key: str = field(repr=False)
+
+
+def make_key() -> str:
+    return secrets.token_urlsafe(KEY_BYTES)
+
+
+def keep_key(port: int, key: str, *, pid: int) -> Path:
+    """Write the key of the server on `port`, readable by this user alone; return its path."""
+    folder = state_dir() / "keys"
+    hint = "set MOEBOX_STATE to a folder you own"
+    try:
+        files.make_private_folder(folder)
+        refuse_if(folder.stat().st_uid != os.geteuid(), f"{folder}: belongs to another user", hint=hint)
+        for old in folder.glob("*.json"):
+            if _read_key(old) is None:
+                old.unlink(missing_ok=True)
+        kept = ServerKey(pid=pid, started=process_start_tick(pid), key=key)
+        return files.write_atomic(folder / f"{port}.json", codec.to_json(kept), mode=0o600)
+    except OSError as problem:
+        raise BadInput(f"{folder}: cannot be written: {problem.strerror}", hint=hint) from None
+
+
+def find_key(variable: str, url: str) -> str | None:
+    """The key in an environment variable, or the one that moebox made for the server at http://127.0.0.1:PORT.
+
+    Under another name, such as localhost, another user's server could have that port of another address.
+    """
+    given = os.environ.get(variable) or None
+    if given and variable != TWIN_KEY:  # which may hold the key of an earlier twin
+        return given
+    try:
+        parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
+        here = parts.scheme == "http" and parts.hostname == "127.0.0.1" and parts.port
+    except ValueError:
+        return given
+    kept = _read_key(state_dir() / "keys" / f"{parts.port}.json") if here else None
+    return kept.key if kept else given
+
+
+def _read_key(path: Path) -> ServerKey | None:
+    """The key in a file, if this user wrote it and its server lives."""
+    with contextlib.suppress(OSError, BadInput):
+        if path.lstat().st_uid == os.geteuid():
+            kept = codec.decode(ServerKey, codec.load_json(path), where=str(path))
+            return kept if process_start_tick(kept.pid) == kept.started else None
+    return None

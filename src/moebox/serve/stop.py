@@ -12,8 +12,7 @@ from moebox.core.engine_event import EngineStopped
 from moebox.engines import LABEL
 from moebox.serve import kv_store, state
 from moebox.serve.guard import STOP_SIGNALS
-from moebox.serve.keys import find_key
-from moebox.serve.state import wait_for
+from moebox.serve.state import find_key, wait_for
 from moebox.store import Run
 
 MARGIN_S = 15.0  # beyond the waits of STOP_SIGNALS, for the guard to clean up

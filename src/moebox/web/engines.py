@@ -23,7 +23,7 @@ from moebox.loose import Json
 from moebox.report.charts import ChartAxis, ChartSeries, draw_lines
 from moebox.serve import state
 from moebox.serve import stop as stopping
-from moebox.serve.keys import find_key
+from moebox.serve.state import find_key
 from moebox.stream.sse import EventParser
 from moebox.units import format_seconds
 from moebox.web.gate import WebSite
