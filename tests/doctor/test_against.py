@@ -9,7 +9,7 @@ from pathlib import Path
 from moebox import codec
 from moebox.core.box import Box, Cpu, Host, Link, Pcie
 from moebox.core.catalogue import find_gpu
-from moebox.doctor.against import compare_boxes
+from moebox.doctor.box import compare_boxes
 
 SLOT = Pcie(generation=5, width=16, max_generation=5, max_width=16)
 GPU = dataclasses.replace(find_gpu("rtx-5090"), pcie=SLOT, max_clock=3090, power_limit=575)

@@ -135,8 +135,7 @@ def box(
         against: Name what changed since this capture: a folder of `moebox box --save`, or its box.toml.
     """
     from moebox import detect
-    from moebox.doctor.against import compare_boxes
-    from moebox.doctor.box import check_box, check_this_machine
+    from moebox.doctor.box import check_box, check_this_machine, compare_boxes
     from moebox.serve.state import state_dir
     from moebox.store.calibrations import calibrations_dir
     from moebox.store.run import runs_dir
