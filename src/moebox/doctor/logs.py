@@ -4,6 +4,7 @@ An engine that dies prints hundreds of lines; the first failure is the cause, an
 it. Memory stays bounded for logs of any length: one finding per symptom, one line at a time.
 """
 
+import contextlib
 import dataclasses
 import functools
 import re
@@ -11,7 +12,6 @@ import sys
 from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
-from typing import BinaryIO
 
 from moebox.core.catalogue import load_table
 from moebox.core.recipe import Recipe
@@ -255,29 +255,22 @@ def make_finding(
 
 
 def search_file(path: Path, *, engine: str = "") -> LogSearch:
-    """Search a whole log file; "-" is standard input."""
     search = LogSearch(engine=engine)
-    if str(path) == "-":
-        _feed_stream(search, sys.stdin.buffer)
-    else:
-        feed_file(search, path)
+    feed_file(search, path)
     search.finish()
     return search
 
 
 def feed_file(search: LogSearch, path: Path) -> None:
+    """Search a whole log file; "-" is standard input."""
     try:
-        with open(path, "rb") as file:
-            _feed_stream(search, file)
+        with contextlib.nullcontext(sys.stdin.buffer) if str(path) == "-" else open(path, "rb") as file:
+            while data := file.read(BLOCK_BYTES):
+                search.feed(data)
     except FileNotFoundError:
         raise BadInput(f"{path}: no such file") from None
     except OSError as problem:
         raise BadInput(f"{path}: cannot be read: {problem.strerror}") from None
-
-
-def _feed_stream(search: LogSearch, stream: BinaryIO) -> None:
-    while data := stream.read(BLOCK_BYTES):
-        search.feed(data)
 
 
 def search_pieces(pieces: Iterable[bytes], *, engine: str = "", is_log: bool = True) -> LogSearch:
