@@ -9,6 +9,7 @@ would damage every text.
 This module knows nothing about files or reports; every other module may import it.
 """
 
+import functools
 import re
 from collections.abc import Iterable
 
@@ -58,6 +59,15 @@ NAMED_SECRET_PATTERNS = {
     rf"""(?i)["'][a-z_-]*(?:{_NAMES}|authorization)["']\s*:\s*["'](?P<value>[^"']{{4,}})["']""": _QUOTED,
     rf"""(?i)(?<![\w-])(?:[a-z]+[-_])*(?:{_NAMES})\s*=\s*["']?(?P<value>[^\s"',;&]{{4,}})""": ("=",),
 }
+# What identifies a machine or its user, in text that leaves the machine.
+HOST, USER, ADDRESS, SERIAL = "‹host›", "‹user›", "‹address›", "‹serial›"
+COMMON = {"root", "user", "admin", "ubuntu", "debian", "localhost", "main", "node", "runner", "host", "gpu", "docker"}
+# Home folders; those of other machines may come with a log or a recipe.
+_HOMES = r"(?<![\w.~-])(?:/home/|/Users/|/var/home/)[A-Za-z0-9._-]+|(?<![\w.~/-])/root(?![\w.-])"
+_ADDRESS = (
+    r"(?<![\d.])(?!127\.|0\.0\.0\.0|255\.)(?:25[0-5]|2[0-4]\d|1?\d?\d)(?:\.(?:25[0-5]|2[0-4]\d|1?\d?\d)){3}(?![\d.])"
+)
+_HARDWARE = r"(?i)\b(?:GPU-[0-9a-f]{8}-[0-9a-f-]{27}|(?:[0-9a-f]{2}:){5}[0-9a-f]{2})\b"
 
 
 def remember_key(key: str | None) -> None:
@@ -141,3 +151,33 @@ def _hide_value(match: re.Match[str]) -> str:
         return match[0]
     start, end = match.start("value") - match.start(), match.end("value") - match.start()
     return match[0][:start] + HIDDEN + match[0][end:]
+
+
+def redact_text(text: str) -> str:
+    """Replace everything that must not be published: secrets, hosts, users, addresses, serial numbers."""
+    text = hide_secrets(text)
+    for pattern, stand_in in ((_HARDWARE, SERIAL), (_ADDRESS, ADDRESS), (_HOMES, "~")):
+        text = re.sub(pattern, stand_in, text)
+    for word, stand_in in _machine_names():
+        text = re.sub(rf"(?<![\w.-]){re.escape(word)}(?![\w])", stand_in, text)
+    return text
+
+
+@functools.cache
+def _machine_names() -> tuple[tuple[str, str], ...]:
+    """Names that identify this machine or user; short or common ones are left, they would damage other text."""
+    import getpass  # every command imports this module, and few publish anything
+    import socket
+    from pathlib import Path
+
+    host = socket.gethostname()
+    found = [(host, HOST), (host.partition(".")[0], HOST)]
+    try:
+        user = getpass.getuser()
+        home = str(Path.home())
+    except (KeyError, OSError, RuntimeError):
+        user, home = "", ""
+    if home.count("/") >= 2:
+        found.insert(0, (home, "~"))
+    found.append((user, USER))
+    return tuple((word, stand_in) for word, stand_in in dict(found).items() if len(word) > 2 and word not in COMMON)

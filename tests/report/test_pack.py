@@ -16,9 +16,8 @@ import pytest
 from moebox.bench import samples
 from moebox.cli import main
 from moebox.errors import BadInput
-from moebox.redact import HIDDEN
+from moebox.redact import HIDDEN, redact_text
 from moebox.report.pack import pack_runs
-from moebox.report.tidy import redact_text
 from moebox.runs.reader import read_run
 from tests.report.making import a_run
 

@@ -19,10 +19,10 @@ from moebox.checkpoint import deploy
 from moebox.core.matrix_row import MatrixRow, SpeedCell, row_problems
 from moebox.detect.bundle import gpu_text, link_text
 from moebox.errors import BadInput, ExternalError, MoeboxError, refuse_if
+from moebox.redact import redact_text
 from moebox.render import render
 from moebox.report.files import OUTPUT_HINT, load_template, make_page, render_markdown, save_file, write_pdf
 from moebox.report.page import ReportPage, render_html
-from moebox.report.tidy import redact_text
 from moebox.runs.reader import PACKED_FILES, PACKED_FOLDERS, PRIVATE_FILES
 from moebox.runs.record import RunRecord
 from moebox.store import Run, plain

@@ -11,8 +11,8 @@ from moebox.bench.command import bench_flags, prefill_decode_flags
 from moebox.core.recipe import Recipe
 from moebox.core.setting import flag_words
 from moebox.loose import Document, Json, as_object
+from moebox.redact import redact_text
 from moebox.report.block import Block, CustomBlock, ReportTable, Section, bullet_list, table_columns, text_cell
-from moebox.report.tidy import redact_text
 from moebox.runs.record import LoadResult, RunRecord
 
 USUAL_PP, USUAL_TG = "512", "128"  # lengths of llama-bench, for imported rows that do not name theirs
