@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, settings
 
 from moebox import files, redact
 from moebox.bench.generator.processes import stop_idle_workers
-from moebox.detect.bandwidth import measure_bandwidth
+from moebox.detect.health import measure_bandwidth
 
 # One profile for all: examples are bounded and the same in every run, so that only a change turns the suite red, and no
 # test asserts a time. `HYPOTHESIS_PROFILE=explore` draws others, and more of them.

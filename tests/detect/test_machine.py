@@ -26,7 +26,7 @@ from moebox.core.box import Box
 from moebox.core.plan import Memory
 from moebox.core.recipe import Recipe
 from moebox.detect import bundle, host, machine, nvml
-from moebox.detect.bandwidth import measure_bandwidth
+from moebox.detect.health import measure_bandwidth
 from moebox.planner.choose import choose_plan
 from moebox.planner.constraints import Constraints
 from moebox.planner.warnings import budget_warnings

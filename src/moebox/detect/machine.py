@@ -4,7 +4,7 @@ import os
 from dataclasses import replace
 
 from moebox.core import catalogue
-from moebox.core.box import Box, Cpu
+from moebox.core.box import Box
 from moebox.core.recipe import VISIBLE_DEVICES
 from moebox.detect import host as hosts
 from moebox.detect import nvml
@@ -16,10 +16,12 @@ def detect_machine(*, measure: bool = False) -> Box:
     module = nvml.load_nvml()
     driver = nvml.read_driver(module, only=os.environ.get(VISIBLE_DEVICES)) if module else nvml.DriverReport()
     memory = memory_share()
-    cpu, bandwidth = with_memory_channels(hosts.detect_cpu())
-    measured = None
+    cpu, bandwidth, measured = hosts.detect_cpu(), 0, None
+    rows = (row for row in catalogue.load_table("cpus")["cpu"] if row["match"].lower() in cpu.model.lower())
+    if row := next(rows, None):  # the theoretical bandwidth of its memory channels
+        cpu, bandwidth = replace(cpu, channels=row["channels"] * cpu.sockets), row["bandwidth"] * cpu.sockets
     if measure:
-        from moebox.detect.bandwidth import measure_bandwidth
+        from moebox.detect.health import measure_bandwidth
 
         measured = measure_bandwidth()[0] or None
     unified = any(gpu.unified for gpu in driver.gpus)  # all memory is counted as the GPU's
@@ -44,11 +46,3 @@ def machine_name(driver: nvml.DriverReport) -> str:
         return "no-gpu"
     names = [gpu.name for gpu in driver.gpus]
     return "+".join(f"{names.count(name)}x-{name}" for name in dict.fromkeys(names))
-
-
-def with_memory_channels(cpu: Cpu) -> tuple[Cpu, int]:
-    """Add the memory channels to a CPU of the table, and return their theoretical bandwidth; 0 if unknown."""
-    for row in catalogue.load_table("cpus")["cpu"]:
-        if row["match"].lower() in cpu.model.lower():
-            return replace(cpu, channels=row["channels"] * cpu.sockets), row["bandwidth"] * cpu.sockets
-    return cpu, 0

@@ -9,7 +9,6 @@ from moebox.core import registry
 from moebox.core.box import Box
 from moebox.core.recipe import Parallel
 from moebox.detect import health, nvml
-from moebox.detect.bandwidth import measure_bandwidth
 from moebox.detect.conditions import ConditionsWatch
 from moebox.doctor import measured
 from moebox.doctor.box import HostCheck
@@ -55,7 +54,7 @@ def run_box_tests(box: Box, *, on_step: Callable[[str], None] = lambda text: Non
         fix = "activate the engine's environment (or put vllm or sglang on PATH) and run it again"
         yield HostCheck(name="all-reduce", verdict="unknown", found="no Python with torch: not tested", fix=fix)
     on_step("memory bandwidth")
-    ram_rate, threads = measure_bandwidth()
+    ram_rate, threads = health.measure_bandwidth()
     yield measured.rate_check("ram", ram_rate, box.ram_bandwidth, "ram", note=f" read by {threads} threads")
     on_step("disk")
     rate, where = health.measure_disk(hub_cache())
