@@ -247,7 +247,6 @@ def read_run(run: Run) -> RunRecord:
     problems = history.log_problems(entries, attempts)
     facts = history.reported_facts(entries)
     times = [entry.time for entry in entries if entry.time > 0]
-    urls = [entry.event.url for entry in entries if isinstance(entry.event, VerifyBegan | ServerMeasured)]
     simulation = info.simulation or pipeline.simulated or any(load.simulation for load in loads)
     simulation = simulation or any(marks_simulation(entry.event) for entry in entries)
     gaps += missing_files(run.path, loads=bool(loads), checks=bool(checks))
@@ -279,7 +278,7 @@ def read_run(run: Run) -> RunRecord:
         summed_check=summed,
         unfinished_checks=history.unfinished_checks(step, entries),
         check_total=verified[-1].of if verified else 0,
-        url=next(filter(None, reversed(urls)), tasks.url if tasks else ""),
+        url=server_url(entries, tasks),
         checked_model=next(filter(None, (event.model for event in verified)), ""),
         attempts=tuple(attempts),
         climb_steps=tuple(steps),
@@ -294,6 +293,12 @@ def read_run(run: Run) -> RunRecord:
         versions=tuple(software_versions(info, box, entries).items()),
         gaps=tuple(gaps),
     )
+
+
+def server_url(entries: Sequence[JournalEntry], tasks: TaskRun | None) -> str:
+    """Return the URL of the server that was checked or measured last, or given jobs."""
+    urls = [entry.event.url for entry in entries if isinstance(entry.event, VerifyBegan | ServerMeasured)]
+    return next(filter(None, reversed(urls)), tasks.url if tasks else "")
 
 
 def plan_forecast(plan: Plan) -> list[ForecastRow]:
