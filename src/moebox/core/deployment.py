@@ -14,7 +14,7 @@ from moebox.core.traits import Traits
 from moebox.errors import BadInput
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # each has an identity of its own, by which answers about it are cached
 class Deployment:
     """One engine, one checkpoint of one model, one set of settings, and the box if it is known.
 

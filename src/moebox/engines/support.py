@@ -24,9 +24,6 @@ from moebox.units import format_gb
 
 MLA_FP8 = "smem-vllm-mla-fp8"  # the symptom of a decode kernel that a patch fixes
 PATCHABLE_SYMPTOMS = (MLA_FP8,)
-# Answers by deployment: a plan asks for the refusals, the forecast and the discounts of each candidate.
-_RECENT: dict[int, tuple[Deployment, list[tuple[Setup, Support]]]] = {}
-MOST_RECENT = 512
 # Threads on setups that should start by the engine's checks, or its list of models: those that did, and all.
 BY_CHECKS, BY_LIST = (143, 198), (42, 75)
 MOST_POSSIBLE = 3  # rows under further conditions that are shown, the newest first
@@ -181,15 +178,10 @@ def _rendered_flags(deployment: Deployment) -> Mapping[str, str]:
     return {word[0].lstrip("-"): word[1] if len(word) > 1 else "true" for word in words}
 
 
+@functools.lru_cache(maxsize=512)  # a plan asks for the refusals, the forecast and the discounts of each candidate
 def deployment_support(deployment: Deployment) -> list[tuple[Setup, Support]]:
     """What is known of a deployment on each kind of GPU that it uses."""
-    kept = _RECENT.get(id(deployment))
-    if kept is None or kept[0] is not deployment:
-        if len(_RECENT) >= MOST_RECENT:
-            del _RECENT[next(iter(_RECENT))]
-        found = [(setup, support_for(setup)) for setup in deployment_setups(deployment)]
-        kept = _RECENT[id(deployment)] = (deployment, found)
-    return kept[1]
+    return [(setup, support_for(setup)) for setup in deployment_setups(deployment)]
 
 
 def speed_factor(deployment: Deployment) -> float:
