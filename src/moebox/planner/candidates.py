@@ -339,4 +339,4 @@ def expert_split_candidates(inputs: PlanInputs, checkpoint: Checkpoint, engine: 
         tier = 0 if is_proven else UNPROVEN_TIER
         candidate = Candidate(inputs=inputs, recipe=recipe, checkpoint=checkpoint, tier=tier)
         gpu_experts = load_engine(engine).max_gpu_experts(candidate.deployment)
-        yield candidate.with_recipe(hybrid=replace(hybrid, gpu_experts=gpu_experts))
+        yield candidate.change_recipe(hybrid=replace(hybrid, gpu_experts=gpu_experts))

@@ -75,13 +75,13 @@ def viable_climb(best: Candidate) -> Climb:
     first, *longer = recipe.climb.contexts
     if recipe.parallel.nodes > 1:
         return Climb(contexts=(first,), speculate=())
-    contexts = [first, *(context for context in longer if best.with_recipe(context=context).memory.fits)]
+    contexts = [first, *(context for context in longer if best.change_recipe(context=context).memory.fits)]
     methods = recipe.climb.speculate
     for method in methods:
         if method in ("none", recipe.speculate and recipe.speculate.method):
             continue
         draft = make_draft(best.inputs.model, method, recipe.runtime.preset)
-        if not best.with_recipe(speculate=draft).is_viable:
+        if not best.change_recipe(speculate=draft).is_viable:
             methods = ()
             break
     return replace(recipe.climb, contexts=tuple(contexts), speculate=methods)

@@ -91,7 +91,7 @@ def _explain_cache(best: Candidate, tried: list[Candidate]) -> str:
         rounded = (other for other in tried if other.recipe.kv == "fp8" and _differs_only_in(other, best, "kv"))
         problem = next(filter(None, (other.fatal_issue for other in rounded)), "")
         return f"a {best.recipe.kv} cache, not fp8: {problem}" if problem else ""
-    bf16 = best.with_recipe(kv="bf16")
+    bf16 = best.change_recipe(kv="bf16")
     if problem := bf16.fatal_issue:
         return f"an fp8 cache: {problem}"
     ratio = bf16.memory.kv_bytes_per_token / best.memory.kv_bytes_per_token
@@ -269,7 +269,7 @@ def image_warnings(best: Candidate, others: list[Candidate]) -> Iterator[PlanWar
             )
             yield PlanWarning(text=text, remedy="omit --image for the stock image", source=IMAGE_SOURCE)
     elif preset:
-        if problem := best.with_recipe(runtime=Runtime()).fatal_issue:
+        if problem := best.change_recipe(runtime=Runtime()).fatal_issue:
             stock_engine = f"stock {engine_display_name(recipe.engine)}"
             text = f"the patched community image was chosen because {stock_engine} does not start with this: {problem}"
             yield PlanWarning(text=text, remedy='kv = "bf16" for the stock image')

@@ -57,7 +57,7 @@ class Candidate:
     tier: int  # how far it is from the plainest one
     needed: tuple[SupportRow, ...] = ()  # failures that settings of its recipe avoid
 
-    def with_recipe(self, **changes: Any) -> "Candidate":
+    def change_recipe(self, **changes: Any) -> "Candidate":
         return replace(self, recipe=replace(self.recipe, **changes))
 
     @cached_property
@@ -150,7 +150,7 @@ def raise_utilization(candidate: Candidate) -> Candidate:
         share = limit_utilization(box, used, higher)
         if candidate.memory.shortfall > (share - utilization) * largest:
             continue  # adds less than what the fullest GPU is short of
-        raised = candidate.with_recipe(memory_utilization=share)
+        raised = candidate.change_recipe(memory_utilization=share)
         if raised.memory.fits:
             return raised
     return candidate
