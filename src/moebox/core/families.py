@@ -44,12 +44,6 @@ def find_family(model: Model | None, template: str = "") -> ModelFamily | None:
     return next(iter([*exact, *marked, *free]), None)
 
 
-def thinking_off_arguments(model: Model | None) -> dict[str, bool | str]:
-    """The template arguments that turn thinking off; Kimi's for an unknown model."""
-    family = find_family(model)
-    return family.thinking_off if family and family.thinking_off else {"thinking": False}
-
-
 def has_preset(model: Model, preset: str) -> bool:
     """True if a patched image was made for the model's family."""
     family = find_family(model)

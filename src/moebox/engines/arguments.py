@@ -119,8 +119,10 @@ def add_rank(arguments: Iterable[Argument], node: LaunchNode, recipe: Recipe) ->
 
 
 def thinking_off_json(deployment: Deployment) -> str:
-    """Return the template arguments that turn thinking off, as JSON."""
-    return json.dumps(families.thinking_off_arguments(deployment.known_model), separators=(",", ":"))
+    """Return the template arguments that turn thinking off, as JSON; Kimi's for an unknown model."""
+    family = families.find_family(deployment.known_model)
+    arguments = family.thinking_off if family and family.thinking_off else {"thinking": False}
+    return json.dumps(arguments, separators=(",", ":"))
 
 
 def vision_arguments(deployment: Deployment, copied: Argument) -> list[Argument]:
