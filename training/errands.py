@@ -21,9 +21,9 @@ from moebox.phantom.question import ModelReply, Question
 from moebox.phantom.tool_questions import TOOLS
 from moebox.tasks import agent
 from moebox.tasks.families import material, text_jobs
-from moebox.tasks.job import AgentJob, JobDraft
 from moebox.tasks.reply import AgentReply as Said
 from moebox.tasks.reply import ReplySettings, request_body
+from moebox.tasks.result import AgentJob, JobDraft
 from moebox.tasks.tools import AgentTool, Toolbox, Workspace
 
 RESULT = "value.txt"

@@ -32,8 +32,8 @@ from moebox.phantom.questions import QUESTION_FAMILIES as FAMILIES
 from moebox.phantom.questions import draw_question
 from moebox.tasks.agent import WorkLimits
 from moebox.tasks.families import make_job
-from moebox.tasks.job import LEVELS
 from moebox.tasks.reply import ReplySettings
+from moebox.tasks.result import LEVELS
 from moebox.tasks.runner import OwnAgent, score_job
 from training.lessons import LESSONS
 
