@@ -72,9 +72,8 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
     "--disable-extensions",
-    "--host-resolver-rules=MAP * ~NOTFOUND",
-    "--no-pdf-header-footer",
 )
+PDF_FLAGS = ("--host-resolver-rules=MAP * ~NOTFOUND", "--no-pdf-header-footer")
 TIMEOUT_S = 120.0  # a five-megabyte page takes a few seconds
 
 
@@ -105,7 +104,7 @@ def print_with_browser(program: str, html: str, target: Path) -> None:
         page.write_text(html, encoding="utf-8")
         made = folder / "report.pdf"
         # Chromium's own sandbox refuses to run as root; the page is ours and runs no foreign script.
-        flags = (*FLAGS, *(("--no-sandbox",) if os.geteuid() == 0 else ()))
+        flags = (*FLAGS, *PDF_FLAGS, *(("--no-sandbox",) if os.geteuid() == 0 else ()))
         argv = [program, *flags, f"--user-data-dir={folder}/profile", f"--print-to-pdf={made}", page.as_uri()]
         try:
             done = subprocess.run(argv, capture_output=True, timeout=TIMEOUT_S, check=False, env=chosen_environment())

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import random
+from collections.abc import Mapping
 
 from moebox.tasks.families import material
 from moebox.tasks.families.material import Sizes
@@ -22,7 +23,11 @@ def make_errand(rng: random.Random, level: Level) -> JobDraft:
     keys = rng.sample(material.THINGS, count)
     title = f"{rng.choice(material.PLACES)}_{rng.randint(100, 999)}"
     values = {key: rng.randint(100, 999) for key in keys}
-    wanted = rng.choice(keys)
+    return errand_draft(title, values, rng.choice(keys), file_count)
+
+
+def errand_draft(title: str, values: Mapping[str, object], wanted: str, file_count: int) -> JobDraft:
+    """The errand for these keys and values, in one file or in several of a folder; training draws its own."""
     files: dict[str, str] = {}
     for number, (key, value) in enumerate(values.items()):
         path = f"{title}.txt" if file_count == 1 else f"{title}/part_{number % file_count}.txt"
