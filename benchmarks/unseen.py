@@ -31,7 +31,7 @@ from moebox import codec
 from moebox.cli.app import call_command
 from moebox.core import catalogue
 from moebox.core.recipe import Parallel
-from moebox.detect.declared import box_from_name
+from moebox.detect import load_box
 from moebox.planner.speed.ranges import (
     OLDER,
     RANGE_KINDS,
@@ -113,9 +113,9 @@ def load_results() -> list[Result]:
         words = row["args"].split()
         engine = words[words.index("--engine") + 1]
         known = catalogue.find_model(row["model"]).architecture in architectures.get(engine, ())
-        engine += " community" * ("--image" in words)
+        engine += " community" * ("--image community" in row["args"])
         version = next((word.partition("=")[2] for word in words if word.startswith("engine_version=")), "")
-        box = box_from_name(row["box"])
+        box = load_box(box_name(row["box"]))
         gpu = box.gpus[0]
         if gpu.unified:
             continue  # its range is in efficiency.toml: the results differ more than one source shows
@@ -258,7 +258,7 @@ def score_rows() -> None:
     for row in rows:
         runs[row["model"], row["box"], row["args"], row["mode"]].append(row)
     for (model, box, args, mode), members in runs.items():
-        words = ["forecast", model, "--box", box, *args.split(), "--json"]
+        words = ["forecast", model, "--box", box_name(box), *args.split(), "--json"]
         if mode == "prefill":
             words += ["--prefill", "--input", _join(row["prompt"] for row in members)]
         else:
@@ -287,6 +287,11 @@ def _matching_figure(forecasts: list[dict[str, Any]], row: dict[str, str]) -> fl
         return next(float(each[name]) for each in forecasts if each["max_concurrency"] == streams)
     load = (int(row["context"]), streams)
     return next(float(each[name]) for each in forecasts if (each["context"], each["concurrency"]) == load)
+
+
+def box_name(text: str) -> str:
+    """Return a box as `--box` takes it; files lie in benchmarks/boxes."""
+    return str(ROWS.parent / text) if text.endswith(".toml") else text
 
 
 def _join(values: Iterable[str]) -> str:

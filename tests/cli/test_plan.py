@@ -445,12 +445,11 @@ def test_every_published_divergence_is_about_a_model_of_the_catalogue():
 
 
 def test_the_longest_context_is_not_bought_with_an_unusable_speed(capsys: pytest.CaptureFixture[str]):
-    """An fp8 cache of Kimi on SM120 holds twice the tokens at a tenth of the speed, slower than one reads."""
+    """The whole context of Kimi on eight RTX PRO 6000 is planned at a speed that one can read at."""
     found = planned(capsys, "kimi-k2.6", *BOX, "--goal", "context")
     assert found["recipe"]["context"] == catalogue.find_model("kimi-k2.6").context
     alone = [row["decode_tok_s"] for row in found["forecast"] if row["concurrency"] == 1]
     assert min(alone) > 15
-    assert "slower than reading" in json.dumps(found["alternatives"])
 
 
 def test_gpus_that_the_plan_leaves_free_are_counted_on_the_first_screen(capsys: pytest.CaptureFixture[str]):

@@ -18,7 +18,7 @@ from moebox.planner.choose import choose_plan, search_candidates
 from moebox.planner.constraints import CommonConstraints, Constraints, parse_expert_counts, split_constraints
 from moebox.planner.fit import Misfit, find_misfit
 from moebox.planner.speed import Speed
-from moebox.planner.warnings import known_issues
+from moebox.planner.warnings import known_issues, socket_warnings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +133,7 @@ def _describe_deployment(deployment: Deployment) -> ForecastTarget:
     """Check a deployment; return it with its memory, its known issues, and why it does not fit if it does not."""
     check_recipe(deployment)
     deployment = deployment.with_default_context()
-    warnings, misfit = tuple(known_issues(deployment)), find_misfit(deployment)
+    warnings, misfit = (*known_issues(deployment), *socket_warnings(deployment)), find_misfit(deployment)
     return ForecastTarget(deployment=deployment, memory=memory_budget(deployment), warnings=warnings, misfit=misfit)
 
 

@@ -51,6 +51,7 @@ def choose_plan(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], con
         is_reported=all(each.state not in ("accepted", "unknown") for _, each in deployment_support(best.deployment)),
         warnings=(
             *best.known_issues,
+            *warnings.socket_warnings(best.deployment),
             *warnings.budget_warnings(best.deployment, best.memory, constraints.concurrency or 1),
             *explain.image_warnings(best, others),
             *explain.thread_limit_warnings(best),

@@ -11,9 +11,12 @@ from moebox.core.box import Box
 from moebox.core.deployment import Deployment
 from moebox.core.plan import Memory, PlanWarning
 from moebox.core.symptom import choose_remedy
+from moebox.planner.speed import Speed
+from moebox.planner.speed.links import SOCKET_GPUS
 from moebox.sizing.constants import bytes_held_by_others
 from moebox.units import format_count, format_gb, plural
 
+PROMPT = 8192  # tokens of the prompt whose reading is compared
 IGNORED_BYTES = 2e9  # a desktop may hold this much without a warning
 LINK = re.compile(r"https?://[^\s;,)]+")
 
@@ -99,6 +102,25 @@ def unknown_ram_warnings(deployment: Deployment) -> list[PlanWarning]:
         remedy = "--ram-bandwidth, e.g. 614GB/s for twelve DDR5-6400 channels"
         return [PlanWarning(text=text, remedy=remedy)]
     return []
+
+
+def socket_warnings(deployment: Deployment) -> tuple[PlanWarning, ...]:
+    """Warn of the speed over two sockets if a box is declared without its CPU and NCCL would have to cross them."""
+    box, step = deployment.required_box, (speed := Speed.for_deployment(deployment)).gpu_step
+    is_unknown = not (box.cpu.model or box.links or box.cpu.sockets > 1)
+    if step is None or not is_unknown or not step.fabric.wire.bus_sockets or step.rank.tp <= SOCKET_GPUS:
+        return ()
+    two, xeons = (
+        Speed.for_deployment(deployment.on_box(replace(box, cpu=replace(box.cpu, sockets=2, model=model))))
+        for model in ("", "Xeon")
+    )
+    if two.step_s(1, PROMPT) < speed.step_s(1, PROMPT) * 1.05:
+        return ()
+    alone, *rates = (f"{PROMPT / each.prefill_s(PROMPT):,.0f}" for each in (speed, two, xeons))
+    text = f"all GPUs are assumed behind one socket or switch; over two sockets {two.decode_tok_s(1, PROMPT):.0f} tok/s"
+    text += f" with 1 stream, and prompts at {rates[0]} instead of {alone} ({rates[1]} between two Xeons)"
+    remedy = "plan on the machine itself, or give a box file with cpu = { model, sockets = 2 }"
+    return (PlanWarning(text=text, remedy=remedy, source=step.fabric.wire.source),)
 
 
 def _memory_holders(box: Box) -> Iterator[PlanWarning]:

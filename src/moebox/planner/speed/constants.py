@@ -147,6 +147,7 @@ class Wire:
     tree_us: float = 0.0  # latency of one level of a tree; an all-reduce has 2 log2(n)
     bus: float  # share of the one-way rate that a large all-reduce reaches as bus bandwidth
     bus_sockets: float = 0.0  # that share if the group spans two sockets without an NCCL topology; 0: no less
+    bus_xeons: float = 0.0  # the same for two of Intel's; 0: as any two
     small_us: float = 0.0  # one-shot all-reduce, if there is one
     small_ranks: int = 0  # up to this many ranks
     small_bytes: int = 0  # up to this size; 0: whenever it is faster

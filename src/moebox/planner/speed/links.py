@@ -1,6 +1,7 @@
 """Seconds of collectives: latency by ranks, then bytes over the bus, on PCIe, NVLink or between nodes."""
 
 import math
+import re
 from dataclasses import dataclass, replace
 
 from moebox.core.box import Box, Gpu
@@ -12,6 +13,7 @@ from moebox.units import format_rate
 # ConnectX-7 each).
 PCIE = 31.5e9
 NETWORK = 50e9
+SOCKET_GPUS = 4  # more in one box with two sockets span both
 NODE_US = 12.0  # one network hop under NCCL with RDMA (NCCL tests, ConnectX-7 class)
 
 
@@ -82,10 +84,11 @@ def make_fabric(box: Box, gpu: Gpu, constants: Efficiency, parallel: Parallel) -
     else:  # over the host's slots
         wire = find_wire(constants.link or "pcie")
         links = [link for link in box.links if max(link.a, link.b) < ranks]
-        # Without known links, more than four GPUs of a box with two sockets span both.
-        two_sockets = any(link.kind == "sys" for link in links) if links else box.cpu.sockets > 1 and ranks > 4
+        spans = box.cpu.sockets > 1 and ranks > SOCKET_GPUS  # if no links are known
+        two_sockets = any(link.kind == "sys" for link in links) if links else spans
         if wire.bus_sockets and two_sockets:
-            wire = replace(wire, bus=wire.bus_sockets)
+            is_intel = re.search(r"xeon|intel", box.cpu.model, re.IGNORECASE) is not None
+            wire = replace(wire, bus=(wire.bus_xeons if is_intel else 0) or wire.bus_sockets)
         # NCCL 2.27 and 2.28 take the same time within 2% (aiconfigurator), so its version is no cause here.
         known_p2p = {link.p2p for link in links} - {None}
         peers = False not in known_p2p if known_p2p else gpu.p2p
