@@ -24,6 +24,7 @@ ROUNDS = 5  # measurements per setting: the fewest that make a useful interval
 WARM = 1  # discarded rounds: graphs are captured and caches filled by the first
 MAX_SLEEPS = 3  # rounds measured again because the machine slept
 TOKENS = 128  # per stream
+LEAST_ROUND_S = 1.0  # of reading prompts; one short prompt takes 0.1 s and varies by a tenth
 PATIENCE_S = 600.0
 SETTLED = 0.03  # share of a speed; the ranges of two such speeds that are the same stay within 5% or so
 
@@ -64,33 +65,43 @@ class SpeedMeter:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def run_round(self, *, keep: bool = True) -> None:
-        """Measure one round. Raise ExternalError if the server does not answer."""
-        bodies: list[dict[str, object]] = []
-        for _ in range(self.concurrency):
-            if self.prompt_words:  # new prompts, so that no prefix is cached
-                words = " ".join(str(self._rng.randrange(100, 1000)) for _ in range(self.prompt_words))
-                messages: list[object] = [{"role": "user", "content": words}]
-            else:
-                messages = list(draw_question("story", self._rng, thinking=False).messages)
-            body = {"model": self.endpoint.model, "messages": messages, "temperature": 0, "max_tokens": self.tokens}
-            body |= {"chat_template_kwargs": {"thinking": False, "enable_thinking": False}}
-            bodies.append({**body, "stream_options": {"include_usage": True}})
+        """Measure one round; short prompts are sent until LEAST_ROUND_S. Raise ExternalError if the server fails."""
+        replies: list[StreamReply] = []
         began = time.monotonic()
-        replies = self._send(bodies)
-        if self.full_length and any(reply.status in (400, 422) for reply in replies):
-            self.full_length = False  # the server accepts OpenAI's own fields only
-            replies = self._send(bodies)
-        seconds = time.monotonic() - began
-        for reply in replies:
-            if reply.error or reply.status != 200 or not reply.times_s:
-                problem = reply.error or reply.status
-                raise ExternalError(f"{self.endpoint.base_url} broke off while it was measured: {problem}")
+        while True:
+            requests = self._draw_requests()
+            answers = self._send(requests)
+            if self.full_length and any(reply.status in (400, 422) for reply in answers):
+                self.full_length = False  # the server accepts OpenAI's own fields only
+                began, answers = time.monotonic(), self._send(requests)
+            for reply in answers:
+                if reply.error or reply.status != 200 or not reply.times_s:
+                    problem = reply.error or reply.status
+                    raise ExternalError(f"{self.endpoint.base_url} broke off while it was measured: {problem}")
+            replies += answers
+            seconds = time.monotonic() - began
+            if not self.prompt_words or seconds >= LEAST_ROUND_S:
+                break
         if keep:
             if self.prompt_words:
                 counts = [reply.prompt_tokens or self.prompt_words for reply in replies]
             else:
                 counts = [reply.completion_tokens or len(reply.times_s) for reply in replies]
             self.rounds.append((sum(counts) / seconds, statistics.median(1e3 * reply.times_s[0] for reply in replies)))
+
+    def _draw_requests(self) -> list[dict[str, object]]:
+        """Draw the requests that are sent at once; prompts are new, so that no prefix is cached."""
+        requests: list[dict[str, object]] = []
+        for _ in range(self.concurrency):
+            if self.prompt_words:
+                words = " ".join(str(self._rng.randrange(100, 1000)) for _ in range(self.prompt_words))
+                messages: list[object] = [{"role": "user", "content": words}]
+            else:
+                messages = list(draw_question("story", self._rng, thinking=False).messages)
+            body = {"model": self.endpoint.model, "messages": messages, "temperature": 0, "max_tokens": self.tokens}
+            body |= {"chat_template_kwargs": {"thinking": False, "enable_thinking": False}}
+            requests.append({**body, "stream_options": {"include_usage": True}})
+        return requests
 
     def _send(self, bodies: list[dict[str, object]]) -> list[StreamReply]:
         bodies = [{**body, "ignore_eos": True} for body in bodies] if self.full_length else bodies
