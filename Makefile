@@ -16,8 +16,8 @@ KT_SOURCE    ?= $(abspath .venv-sglang-kt)
 LLAMA_BUILDS ?= $(abspath .venv-llama)
 COMPOSE_VENV ?= $(abspath .venv-compose)
 DOCS_VENV    ?= $(abspath .venv-docs)
-# Tests wait for servers and processes, so one worker more than two cores keeps both busy; a fourth gains 2 %.
-WORKERS      ?= 3
+# Tests wait for servers and processes: five workers keep two cores busy.
+WORKERS      ?= 5
 LLAMA_SRC    ?=
 IK_SRC       ?=
 
