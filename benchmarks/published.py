@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any
 
-from moebox import codec
 from moebox.core import catalogue
 from moebox.core.box import Box, Cpu, Link, Pcie
-from moebox.core.catalogue import CheckpointRow, checkpoint_from_row
+from moebox.core.catalogue import checkpoint_from_row
 from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Hybrid, Parallel, Recipe, Runtime, Speculate
@@ -88,7 +87,7 @@ def facts(recipe: Recipe, layers: int = 0) -> tuple[Model, Checkpoint]:
     model = replace(model, layers=layers, vision=0, counted={})
     rows = catalogue.load_table("checkpoints")["checkpoint"]
     row = next(row for row in rows if recipe.model in row["models"] and row["name"] == recipe.checkpoint)
-    return model, checkpoint_from_row(model, codec.decode(CheckpointRow, row, where="checkpoints.toml"))
+    return model, checkpoint_from_row(model, row)
 
 
 def speed_of(box: Box, recipe: Recipe, layers: int = 0) -> Speed:
@@ -418,9 +417,7 @@ def _kernel(row: dict[str, str]) -> float:
 def _expert_rank(name: str, quant: str, tp: int, ep: int) -> RankWork:
     """A rank of a model whose experts have that quantisation, whether or not somebody published such weights."""
     model = catalogue.find_model(name)
-    form = CheckpointRow(
-        name=quant, models=(name,), format="safetensors", quant=quant, other=16.0, routed_experts=BITS[quant]
-    )
+    form = {"name": quant, "quant": quant, "other": 16.0, "routed_experts": BITS[quant]}
     recipe = recipe_of("vllm", name, quant, parallel=Parallel(tp=tp * ep, ep=ep > 1))
     return rank_work(model, checkpoint_from_row(model, form), recipe)
 

@@ -47,8 +47,8 @@ def test_a_proxy_variable_does_not_come_between(server: str, monkeypatch: pytest
         monkeypatch.setenv(name, "http://127.0.0.1:9")
 
     assert http.get(f"{server}/metrics").json() == {"path": "/metrics"}
-    with http.make_client(timeout_s=5) as client:
-        assert client.get(f"{server}/tokenize").status_code == 200
+    with http.HttpSession() as client:
+        assert client.get(f"{server}/tokenize", timeout_s=5).status == 200
 
 
 def test_a_refused_connection_is_a_reply():

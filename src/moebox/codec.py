@@ -24,21 +24,13 @@ T = TypeVar("T")
 MAX_FILE_BYTES = 16 * 2**20  # no hand-written file is larger
 MAX_CACHED_CHARS = 100_000  # of a TOML file whose content is remembered
 MAX_KEY_PARTS = 100  # of a dotted key; tomllib's time grows with the square of them
-TYPE_WORDS = {  # msgspec's names of types in a reader's words
-    "int": "a whole number",
-    "float": "a number",
-    "str": "a text in quotes",
-    "bool": "true or false",
-    "array": "a list",
-    "object": "a table",
-}
-WRITE_HINTS = {  # how to write a value, by the type that msgspec expected
-    "int": "write {key} = 8, without quotes and unit",
-    "float": "write {key} = 0.9, without quotes and unit",
-    "str": 'write {key} = "…", in quotes',
-    "bool": "write {key} = true or {key} = false, without quotes",
-    "array": "write {key} = [ ], with the values between the brackets",
-    "object": "write [{path}] on a line of its own, and its settings below it",
+TYPE_WORDS = {  # msgspec's names of types in a reader's words, and how to write such a value
+    "int": ("a whole number", "write {key} = 8, without quotes and unit"),
+    "float": ("a number", "write {key} = 0.9, without quotes and unit"),
+    "str": ("a text in quotes", 'write {key} = "…", in quotes'),
+    "bool": ("true or false", "write {key} = true or {key} = false, without quotes"),
+    "array": ("a list", "write {key} = [ ], with the values between the brackets"),
+    "object": ("a table", "write [{path}] on a line of its own, and its settings below it"),
 }
 _LONG_KEY = re.compile(r"""(?<![\w"'.-])(?:[\w"'-]++[ \t]*+\.[ \t]*+){100}""")
 
@@ -51,7 +43,7 @@ def shared_fields(source: Any, kind: Any) -> Any:
 
 def decode(kind: type[T], value: Any, *, where: str) -> T:
     """Convert plain dicts and lists to a `kind`. Raise BadInput naming the field that does not fit."""
-    for path, key, known in _unknown_keys(kind, value):
+    for path, key, known in unknown_keys(kind, value):
         raise BadInput(f"{where}: unknown setting {path!r}", hint=suggest_names(key, known))
     try:
         return msgspec.convert(value, kind)
@@ -66,11 +58,11 @@ def explain_mismatch(text: str, kind: Any) -> tuple[str, str | None]:
     path = path.removesuffix("`").lstrip(".").replace("[...]", ".NAME")
     if found := re.fullmatch(r"Expected `(.+)`, got `(.+)`", body):
         wanted, given = (
-            " or ".join(TYPE_WORDS.get(name, name) for name in names.split(" | ") if name != "null")
+            " or ".join(TYPE_WORDS.get(name, (name, ""))[0] for name in names.split(" | ") if name != "null")
             for names in found.groups()
         )
-        hint = WRITE_HINTS.get(found[1].removesuffix(" | null"), "").format(key=path.rpartition(".")[2], path=path)
-        hint = "" if "[" in path or not path else hint
+        hint = TYPE_WORDS.get(found[1].removesuffix(" | null"), ("", ""))[1] if path and "[" not in path else ""
+        hint = hint.format(key=path.rpartition(".")[2], path=path)
         return f"{path or 'the content'} must be {wanted}, not {given or 'empty'}", hint or None
     if found := re.fullmatch(r"Object missing required field `(.+)`", body):
         return f"{path}{'.' if path else ''}{found[1]} is missing", None
@@ -178,25 +170,25 @@ def to_json(value: Any, *, indent: int | None = 2) -> str:
         return json.dumps(built, indent=indent, ensure_ascii=False)
 
 
-def _unknown_keys(kind: Any, value: Any, at: str = "") -> Iterator[tuple[str, str, Iterable[str]]]:
+def unknown_keys(kind: Any, value: Any, at: str = "") -> Iterator[tuple[str, str, Iterable[str]]]:
     """Yield each key of `value` that the dataclass `kind` does not have with its path, and the known ones."""
     origin, args, has_fields = typing.get_origin(kind), typing.get_args(kind), dataclasses.is_dataclass(kind)
     if origin in (typing.Union, types.UnionType):
         choices = [choice for choice in args if dataclasses.is_dataclass(choice)]
         if len(choices) == 1:  # with several it is not known which one is meant
-            yield from _unknown_keys(choices[0], value, at)
+            yield from unknown_keys(choices[0], value, at)
     elif isinstance(value, list):
         for index, inner in enumerate(value if origin in (tuple, list) else ()):
-            yield from _unknown_keys(args[0], inner, f"{at}[{index}]")
+            yield from unknown_keys(args[0], inner, f"{at}[{index}]")
     elif isinstance(value, dict) and has_fields:
         known, nested = _field_types(kind)
         prefix = f"{at}." if at else ""
         yield from ((f"{prefix}{key}", str(key), known) for key in value if key not in known)
         for key in nested:
-            yield from _unknown_keys(known[key], value.get(key), f"{prefix}{key}")
+            yield from unknown_keys(known[key], value.get(key), f"{prefix}{key}")
     elif isinstance(value, dict) and origin is dict:
         for key, inner in value.items():
-            yield from _unknown_keys(args[1], inner, f"{at}.{key}")
+            yield from unknown_keys(args[1], inner, f"{at}.{key}")
 
 
 @functools.cache

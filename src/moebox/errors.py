@@ -23,18 +23,8 @@ from pathlib import Path
 INTERRUPTED = 130  # the shell's code for SIGINT
 # Errors that importing another package's module may raise.
 IMPORT_ERRORS = (
-    ImportError,
-    SyntaxError,
-    NameError,
-    AttributeError,
-    TypeError,
-    ValueError,
-    LookupError,
-    RuntimeError,
-    AssertionError,
-    ArithmeticError,
-    OSError,
-    SystemExit,
+    *(ImportError, SyntaxError, NameError, AttributeError, TypeError, ValueError),
+    *(LookupError, RuntimeError, AssertionError, ArithmeticError, OSError, SystemExit),
 )
 
 

@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 from moebox.errors import ExternalError, MoeboxError
 from moebox.site import read_site
@@ -214,14 +214,10 @@ def _remove_files(folder: int, until: float) -> list[str]:
     return folders
 
 
-def data_home() -> Path:
-    """What a user wants to keep: runs, calibrations."""
-    return _home("XDG_DATA_HOME", ".local/share")
-
-
-def cache_home() -> Path:
-    """What can be made again."""
-    return _home("XDG_CACHE_HOME", ".cache")
+def xdg_home(kind: Literal["data", "cache", "state", "config"]) -> Path:
+    """The folder for what a user wants to keep, what can be made again, what programs note, and settings."""
+    usual = {"data": ".local/share", "cache": ".cache", "state": ".local/state", "config": ".config"}
+    return Path(os.environ.get(f"XDG_{kind.upper()}_HOME") or Path.home() / usual[kind])
 
 
 def moebox_cache() -> Path:
@@ -232,18 +228,9 @@ def moebox_cache() -> Path:
         with contextlib.suppress(OSError):  # not writable for this user
             if not shared.is_symlink() and make_private_folder(shared).stat().st_uid == os.geteuid():
                 return shared  # and not one that another user made in this one's name
-    return cache_home() / "moebox"
+    return xdg_home("cache") / "moebox"
 
 
 def moebox_state() -> Path:
     """Where moebox keeps engines that run and models that were read from the Hub: $MOEBOX_STATE, or the user's."""
-    return Path(os.environ.get("MOEBOX_STATE") or _home("XDG_STATE_HOME", ".local/state") / "moebox")
-
-
-def config_home() -> Path:
-    """Settings of this and other programs."""
-    return _home("XDG_CONFIG_HOME", ".config")
-
-
-def _home(variable: str, usual: str) -> Path:
-    return Path(os.environ.get(variable) or Path.home() / usual)
+    return Path(os.environ.get("MOEBOX_STATE") or xdg_home("state") / "moebox")

@@ -104,17 +104,14 @@ def header_bytes(pairs: Mapping[str, MetadataValue], weights: Iterable[WeightEnt
 
 def _typed_value(value: MetadataValue) -> bytes:
     """Encode a metadata value with its type: u32 4, i32 5, f32 6, bool 7, string 8, array 9."""
-    if isinstance(value, bool):
-        return struct.pack("<IB", 7, value)
-    if isinstance(value, int):
-        return struct.pack("<II", 4, value)
-    if isinstance(value, float):
-        return struct.pack("<If", 6, value)
     if isinstance(value, str):
-        return struct.pack("<I", 8) + _string(value)
+        return struct.pack("<I", _STRING) + _string(value)
+    if not isinstance(value, list):
+        kind = {bool: 7, int: 4, float: 6}[type(value)]
+        return struct.pack(f"<I{_SCALARS[kind]}", kind, value)
     if isinstance(value[0], str):
-        return struct.pack("<IIQ", 9, 8, len(value)) + b"".join(_string(str(item)) for item in value)
-    return struct.pack(f"<IIQ{len(value)}i", 9, 5, len(value), *value)
+        return struct.pack("<IIQ", _ARRAY, _STRING, len(value)) + b"".join(_string(str(item)) for item in value)
+    return struct.pack(f"<IIQ{len(value)}i", _ARRAY, 5, len(value), *value)
 
 
 def _string(value: str) -> bytes:

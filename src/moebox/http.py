@@ -12,7 +12,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from moebox.errors import ExternalError, exception_text
@@ -20,8 +20,6 @@ from moebox.redact import decode_reply
 
 if TYPE_CHECKING:
     import ssl
-
-    import httpx2
 
 PLAIN_HTTP, WRITE_HTTP = "answers in plain HTTP, not TLS", "write http:// instead of https://"
 PLAIN_REPLY_S = 2.0  # time for a server to begin a plain HTTP reply
@@ -59,15 +57,6 @@ class HttpError(ExternalError):
     """No reply, or an error reply."""
 
 
-def make_client(
-    *, timeout_s: float, headers: Mapping[str, str] = NO_HEADERS, tls: "ssl.SSLContext | None" = None
-) -> "httpx2.Client":
-    """Open a client for several requests; `tls` holds the certificates it trusts."""
-    import httpx2
-
-    return httpx2.Client(timeout=timeout_s, headers=dict(headers), trust_env=False, verify=tls or _authorities())
-
-
 def trusted_certificates(url: str) -> "ssl.SSLContext":
     """The certificate authorities for an https URL; an empty context for http, which needs none."""
     import ssl
@@ -99,15 +88,17 @@ def post_json(
         return session.post_json(url, body, timeout_s=timeout_s)
 
 
-class HttpSession:
-    """Requests one after another over kept connections, each with its own limit of time."""
+class HttpSession(contextlib.AbstractContextManager["HttpSession"]):
+    """Requests one after another over kept connections, each with its own limit of time.
+
+    `tls` holds the certificates that it trusts.
+    """
 
     def __init__(self, *, headers: Mapping[str, str] = NO_HEADERS, tls: "ssl.SSLContext | None" = None) -> None:
-        self._client = make_client(timeout_s=10.0, headers=headers, tls=tls)
-        self._sockets: list[socket.socket] = []
+        import httpx2
 
-    def __enter__(self) -> Self:
-        return self
+        self._client = httpx2.Client(headers=dict(headers), trust_env=False, verify=tls or _authorities())
+        self._sockets: list[socket.socket] = []
 
     def __exit__(self, *exception: object) -> None:
         self.close()

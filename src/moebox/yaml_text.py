@@ -28,17 +28,14 @@ def _lines(value: Any, indent: int) -> list[str]:
     if not isinstance(value, dict | list | tuple) or not value:
         return [pad + scalar_yaml(value)]
     lines: list[str] = []
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            head = f"{pad}{scalar_yaml(key)}:"
-            if isinstance(inner, dict | list | tuple) and inner:
-                lines += [head, *_lines(inner, indent + 2)]
-            else:
-                lines.append(f"{head} {scalar_yaml(inner)}")
-        return lines
-    for item in value:
-        first, *rest = _lines(item, indent + 2)
-        lines += [f"{pad}- {first.lstrip(' ')}", *rest]
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+        first, *rest = _lines(inner, indent + 2)
+        if not isinstance(value, dict):
+            lines += [f"{pad}- {first.lstrip(' ')}", *rest]
+        elif isinstance(inner, dict | list | tuple) and inner:
+            lines += [f"{pad}{scalar_yaml(key)}:", first, *rest]
+        else:
+            lines.append(f"{pad}{scalar_yaml(key)}: {first.lstrip(' ')}")
     return lines
 
 

@@ -27,8 +27,8 @@ def test_halves_that_disagree_are_named() -> None:
 
 def test_traffic_of_others_is_seen_in_the_servers_counters() -> None:
     """Prompt tokens that we did not send came from another client; templates and one request at the edge are not."""
-    quiet = ServerView(prompt_tokens=10_200.0)
+    quiet = ServerView(figures={"prompt_tokens": 10_200.0})
     assert foreign_traffic_flag(quiet, prompt_tokens=10_000, requests=100) == ""
-    busy = ServerView(prompt_tokens=25_000.0)
+    busy = ServerView(figures={"prompt_tokens": 25_000.0})
     assert "other clients used the server" in foreign_traffic_flag(busy, prompt_tokens=10_000, requests=100)
     assert foreign_traffic_flag(None, prompt_tokens=10_000, requests=100) == ""

@@ -66,9 +66,7 @@ def test_a_full_cache_is_read_as_it_is_held(name: str, kv_type: str) -> None:
     context = 100
     held = context * kv.token_bytes(model, recipe)
     windows = sum(
-        layers.count * context * kv.entry_bytes(layers.kind, recipe)
-        for layers in model.stack
-        if layers.kind.window_entries()
+        layers.count * context * kv.entry_bytes(layers.kind, recipe) for layers in model.stack if layers.kind.window
     )
     borrowed = sum(  # entries that a layer before holds
         layers.count * context / layers.kind.ratio * kv.entry_bytes(layers.kind, recipe)

@@ -36,7 +36,7 @@ def test_ports_and_caches_come_from_the_file(site: Path, tmp_path: Path) -> None
     assert folder.parent == tmp_path / "scratch"
     assert folder.stat().st_mode & 0o777 == 0o700
     site.unlink()
-    assert files.moebox_cache() == files.cache_home() / "moebox"
+    assert files.moebox_cache() == files.xdg_home("cache") / "moebox"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a folder of another user")
@@ -46,7 +46,7 @@ def test_a_cache_that_another_user_made_is_not_used(site: Path, tmp_path: Path) 
     made = files.moebox_cache()
     os.chown(made, 65534, 65534)
 
-    assert files.moebox_cache() == files.cache_home() / "moebox"
+    assert files.moebox_cache() == files.xdg_home("cache") / "moebox"
 
 
 def test_an_engine_reads_shared_weights(site: Path, tmp_path: Path, acting: Callable[..., Recipe], run: Run) -> None:

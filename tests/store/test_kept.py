@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from moebox.core.engine_event import AttemptReady, RemedyApplied
-from moebox.core.event import ClimbDropped, EngineLost, PipelineBegan, StepDone, UnknownEvent
+from moebox.core.event import STEP_EVENTS, ClimbDropped, EngineLost, PipelineBegan, UnknownEvent
 from moebox.flows import pipeline
 from moebox.report.files import make_page
 from moebox.report.page import render_html
@@ -37,7 +37,7 @@ def test_the_journal_reads_as_types(run: Run) -> None:
     dropped = next(event for event in events if isinstance(event, ClimbDropped))
     assert dropped.gain is not None
     assert dropped.gain.share == -0.2
-    assert StepDone(step="bench") in events
+    assert STEP_EVENTS["done"](step="bench") in events
     assert EngineLost(attempt=1) in events
     assert RemedyApplied(symptom="oom-context-too-long", change={"context": 155328}) in events
 

@@ -6,7 +6,7 @@ from decimal import Decimal
 
 from moebox.core.measure import Load, Slo, Workload
 from moebox.core.setting import setting_flags
-from moebox.core.workload_file import WorkloadFile, workload_kind
+from moebox.core.workload_file import WorkloadFile, find_workload_file
 
 REQUESTS_PER_STREAM = 4  # if no number of requests is given
 DEFAULT_LOAD = Load()
@@ -51,7 +51,7 @@ def slo_flags(slo: Slo, *, search: bool = False) -> list[str]:
 
 
 def _workload_flags(work: Workload) -> list[str]:
-    usual = workload_kind(work.kind).workload
+    usual = find_workload_file(work.kind).workload
     flags = [] if work.kind == "random" else ["--workload", work.kind]
     if work.kind != "trace":
         flags += ["--input", str(work.input_tokens)] if work.kind != "prompts" else []

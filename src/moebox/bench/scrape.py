@@ -141,13 +141,13 @@ def summarize_scrapes(rows: list[MetricsRow], zero: int) -> ServerView | None:
         else:
             totals[f"peak_{name}"] = max(known)
             totals[f"mean_{name}"] = sum(known) / len(known)
-    accepted, shares = totals.get("accepted", 0.0), {}
+    accepted = totals.get("accepted", 0.0)
     if totals.get("drafted"):
-        shares["acceptance"] = accepted / totals["drafted"]
+        totals["acceptance"] = accepted / totals["drafted"]
     if totals.get("drafts"):
-        shares["accepted_per_step"] = 1 + accepted / totals["drafts"]  # the step's own token besides
+        totals["accepted_per_step"] = 1 + accepted / totals["drafts"]  # the step's own token besides
     elif "mean_accept_length" in totals:
-        shares["accepted_per_step"] = totals["mean_accept_length"]
+        totals["accepted_per_step"] = totals["mean_accept_length"]
     if totals.get("prefix_queries"):
-        shares["prefix_hit_rate"] = min(1.0, totals.get("prefix_hits", 0.0) / totals["prefix_queries"])
-    return ServerView(**totals, **shares, series=series)
+        totals["prefix_hit_rate"] = min(1.0, totals.get("prefix_hits", 0.0) / totals["prefix_queries"])
+    return ServerView(figures=totals, series=series)

@@ -34,9 +34,8 @@ def prefix_hit_rate(*, prompt_tokens: int, cached_tokens: int, server: ServerVie
     has none, the mean of its gauge.
     """
     rates = [cached_tokens / prompt_tokens] if prompt_tokens and cached_tokens >= 0 else []
-    if server is not None:
-        counted = server.mean_cache_hit_rate if server.prefix_hit_rate is None else server.prefix_hit_rate
-        rates += [] if counted is None else [counted]
+    counted = server.figures if server else {}
+    rates += [counted[name] for name in ("prefix_hit_rate", "mean_cache_hit_rate") if name in counted][:1]
     return min(1.0, max(rates)) if rates else None
 
 
@@ -66,15 +65,12 @@ def unsteady_flag(steady: SteadyState | None) -> str:
 
 def foreign_traffic_flag(server: ServerView | None, *, prompt_tokens: int, requests: int) -> str:
     """Return a warning if the server's counters grew by more than our requests explain, or ""."""
-    if server is None or not server.prompt_tokens:
-        return ""
+    counted = server.figures.get("prompt_tokens", 0.0) if server else 0.0
     ours = prompt_tokens + COUNT_SLACK_TOKENS * requests  # servers differ in whether they count cached tokens
-    foreign = server.prompt_tokens - ours
+    foreign = counted - ours
     if foreign <= MAX_FOREIGN_SHARE * ours or foreign <= prompt_tokens / max(1, requests):
         return ""
-    return (
-        f"other clients used the server: it read {server.prompt_tokens:,.0f} prompt tokens, ours were {prompt_tokens:,}"
-    )
+    return f"other clients used the server: it read {counted:,.0f} prompt tokens, ours were {prompt_tokens:,}"
 
 
 def check_usage(samples: Samples, count: TokenCounter) -> UsageCheck | None:

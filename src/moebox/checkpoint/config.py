@@ -5,7 +5,6 @@ The model is read exactly if the architecture is known, else by the usual names 
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from moebox import codec, loose
 from moebox.checkpoint.stacks import SUPPORTED, ConfigFields, attention_stack
 from moebox.checkpoint.unknown import model_from_unknown_config
 from moebox.core import catalogue
-from moebox.core.catalogue import CheckpointRow, checkpoint_from_row
+from moebox.core.catalogue import checkpoint_from_row
 from moebox.core.layers import Gqa, LayerKind, Linear, Mla
 from moebox.core.model import Checkpoint, Licence, Model, Moe
 from moebox.errors import BadInput, Unsupported, refuse_if
@@ -122,36 +121,29 @@ def checkpoint_from_config(model: Model, config: dict[str, Any], name: str, fold
     if not quant.get("quant_method") and loose.get_object(config, "quantization"):
         quant = {"quant_method": "mlx", **loose.get_object(config, "quantization")}
     bits, label = _scheme_bits(quant)
-    row = CheckpointRow(name=name, models=(model.name,), format="safetensors", quant=label, other=16.0, native=True)
+    row: dict[str, object] = {"name": name, "quant": label, "other": 16.0, "native": True}
     if bits >= 16:
         return checkpoint_from_row(model, row)
     is_excluded = _exclusion_rule(quant)
-    own = {part: None if is_excluded(example) else bits for part, example in _EXAMPLES.items()}
+    own = {part: bits for part, example in _EXAMPLES.items() if not is_excluded(example)}
     # modelopt's mixed format has in fp8 what is not in nvfp4
     excluded_bits = FP8_BLOCK if quant.get("quant_method") == "fp8" else 16.0
     attention = _attention_bits(model, bits, excluded_bits, is_excluded)
-    if model.moe and not any(own.values()) and attention == excluded_bits:
+    if model.moe and not own and attention == excluded_bits:
         own["routed_experts"] = bits  # what is quantised must be somewhere: experts outside mlp (Gemma 4)
-    row = replace(
-        row,
-        routed_experts=own["routed_experts"],
-        shared_experts=own["shared_experts"],
-        dense_ffn=own["dense_ffn"],
-        attention=attention,
-        per_expert=24 if label in ("int4-g32", "nvfp4", "nvfp4-a16") else 0,
-    )
+    row |= {**own, "attention": attention, "per_expert": 24 if label in ("int4-g32", "nvfp4", "nvfp4-a16") else 0}
     # modelopt's mixed format may list every module with its type (nvidia/MiniMax-M3-NVFP4); the first one counts.
-    listed: dict[str, Any] = {}
+    listed: dict[str, float] = {}
     for module, settings in loose.get_object(quant, "quantized_layers").items():
         module_bits = _LISTED_BITS.get(loose.get_text(settings, "quant_algo"))
         part = next((part for mark, part in _PARTS.items() if mark in module), None)
         if module_bits and part:
             listed.setdefault(part, module_bits)
-    row = replace(row, **listed)
+    row |= listed
     # fp8 with experts in mxfp4: DeepSeek V4 and MiMo-V2.6
     stored = (config.get("expert_dtype"), quant.get("expert_dtype"), quant.get("store_dtype"))
     if label == "fp8-block" and ("fp4" in stored or "mxfp4" in stored):
-        row = replace(row, quant="mxfp4", routed_experts=4.25)
+        row |= {"quant": "mxfp4", "routed_experts": 4.25}
     return checkpoint_from_row(model, row)
 
 

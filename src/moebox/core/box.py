@@ -8,16 +8,8 @@ from moebox.core.calibration import Calibration
 from moebox.core.recipe import VISIBLE_DEVICES
 
 # Compute capability to architecture (CUDA programming guide, table of compute capabilities).
-GENERATIONS = {
-    "8.0": "ampere",
-    "8.6": "ampere-rtx",
-    "8.9": "ada",
-    "9.0": "hopper",
-    "10.0": "blackwell",
-    "10.3": "blackwell",
-    "12.0": "blackwell-rtx",
-    "12.1": "blackwell-rtx",
-}
+GENERATIONS = {"8.0": "ampere", "8.6": "ampere-rtx", "8.9": "ada", "9.0": "hopper"}
+GENERATIONS |= {"10.0": "blackwell", "10.3": "blackwell", "12.0": "blackwell-rtx", "12.1": "blackwell-rtx"}
 gpu_size = operator.attrgetter("memory", "bandwidth")
 LinkKind = Literal["nvlink", "pix", "pxb", "phb", "node", "sys", "fabric", "network"]
 EMBEDDED = " (embedded)"  # after the name of an engine that runs inside moebox, on CPUs only

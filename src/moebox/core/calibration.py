@@ -99,13 +99,9 @@ class CalibratedBox:
 
     def matches(self, other: "CalibratedBox", *, host: bool) -> bool:
         """True for the same GPUs and, if the CPU computes too (`host`), the same CPU and memory."""
-        if self.gpus != other.gpus:
-            return False
-        if not host:
-            return True
-        if (self.cpu, self.cores) != (other.cpu, other.cores):
-            return False
-        return abs(self.ram_bytes - other.ram_bytes) <= RAM_TOLERANCE * max(self.ram_bytes, other.ram_bytes)
+        same_ram = abs(self.ram_bytes - other.ram_bytes) <= RAM_TOLERANCE * max(self.ram_bytes, other.ram_bytes)
+        same_host = (self.cpu, self.cores) == (other.cpu, other.cores) and same_ram
+        return self.gpus == other.gpus and (same_host or not host)
 
     @property
     def text(self) -> str:
@@ -176,9 +172,7 @@ class Calibration:
 
     def applies_to(self, box: "Box", model: Model, checkpoint: Checkpoint, recipe: Recipe) -> bool:
         """True if it was measured with the configuration that `recipe` starts on `box`."""
-        if (self.engine, self.quant) != (recipe.engine, checkpoint.quant):
-            return False
-        if recipe.speculate is not None:  # drafts are not measured
+        if (self.engine, self.quant) != (recipe.engine, checkpoint.quant) or recipe.speculate:  # no drafts are measured
             return False
         if self.version and recipe.engine_version and self.version != recipe.engine_version:
             return False
@@ -211,22 +205,17 @@ def gpu_expert_layers(recipe: Recipe) -> int:
 
 
 # Fields that were added later, with their defaults: hashed only if they differ, so that old ids stay valid.
-LATER_FIELDS = {"whole_heads": False, "matrices": 3}
-
-
-def _without_later_defaults(facts: dict[str, object]) -> dict[str, object]:
-    return {name: value for name, value in facts.items() if name not in LATER_FIELDS or value != LATER_FIELDS[name]}
+LATER_FIELDS: dict[str, object] = {"whole_heads": False, "matrices": 3}
 
 
 def shape_id(model: Model) -> str:
     """A short id of the shape of the model's layers; models that differ only in depth share it."""
     import hashlib  # slow to import
 
-    kinds: list[list[object]] = []
-    for layers in model.stack:
-        facts: dict[str, object] = codec.to_plain(layers.kind)
-        kinds.append([type(layers.kind).__name__, _without_later_defaults(facts)])
+    def facts(value: object) -> dict[str, object]:
+        return {name: field for name, field in codec.to_document(value).items() if field != LATER_FIELDS.get(name, ...)}
+
+    kinds = [[type(layers.kind).__name__, facts(layers.kind)] for layers in model.stack]
     widths = [model.hidden, model.dense_layers, model.dense_intermediate, model.vocab]
-    experts = _without_later_defaults(codec.to_plain(model.moe)) if model.moe else None
-    text = json.dumps([kinds, experts, widths], sort_keys=True)
+    text = json.dumps([kinds, model.moe and facts(model.moe), widths], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -7,19 +7,19 @@ the original weights are published ones; what is not published is unknown.
 import functools
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from moebox import codec
 from moebox.core.box import Gpu
-from moebox.core.model import Checkpoint, Component, Model
-from moebox.core.traits import WeightsFormat
+from moebox.core.model import COMPONENTS, Checkpoint, Model
 from moebox.data import FOLDER
 from moebox.data import load_table as load_table
 from moebox.errors import UnknownName, suggest_names
 
 T = TypeVar("T")
+ROW_ONLY = ("models", "other", "per_expert", "bytes")  # of a checkpoint's row, beside bits of components
 
 
 @functools.lru_cache(maxsize=1024)  # words may come from users
@@ -81,8 +81,8 @@ def find_model(name: str) -> Model:
 
 @functools.cache
 def published_checkpoints(model_name: str) -> tuple[Checkpoint, ...]:
-    rows = table_rows(CheckpointRow, "checkpoints", "checkpoint", model_name)
-    return tuple(checkpoint_from_row(find_model(model_name), row) for row in rows if model_name in row.models)
+    rows = table_rows(dict, "checkpoints", "checkpoint", model_name)
+    return tuple(checkpoint_from_row(find_model(model_name), row) for row in rows if model_name in row["models"])
 
 
 def find_checkpoint(model_name: str, name: str) -> Checkpoint:
@@ -94,59 +94,28 @@ def find_checkpoint(model_name: str, name: str) -> Checkpoint:
     raise UnknownName(f"checkpoint of {model_name}", name, [checkpoint.name for checkpoint in known])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointRow:
-    """A row of data/checkpoints.toml: bits per weight of each component, `other` for those not given."""
+def checkpoint_from_row(model: Model, row: Mapping[str, Any]) -> Checkpoint:
+    """Compute the bytes of each component of `model` by a row of data/checkpoints.toml.
 
-    name: str
-    models: tuple[str, ...]
-    repo: str = ""
-    format: WeightsFormat
-    quant: str
-    other: float
-    embed: float | None = None
-    lm_head: float | None = None
-    attention: float | None = None
-    dense_ffn: float | None = None
-    shared_experts: float | None = None
-    routed_experts: float | None = None
-    router: float | None = None
-    norms: float | None = None
-    vision: float | None = None
-    ngram: float | None = None
-    per_expert: int = 0  # bytes of an expert beside its weights
-    bytes: int = 0  # the published total
-    shards: int = 0
-    file: str = ""
-    engines: tuple[str, ...] = ()
-    native: bool = False
-    kv_scales: bool = False
-    unverified: bool = False
-    note: str = ""
-    source: str = ""
-
-    def component_bits(self, component: Component) -> float:
-        own: float | None = getattr(self, component, None)
-        return self.other if own is None else own
-
-
-def checkpoint_from_row(model: Model, row: CheckpointRow) -> Checkpoint:
-    """Compute the bytes of each component of `model` by the bits per weight of a catalogue row."""
+    The row has the bits per weight of components, `other` for those not given, `per_expert` for the bytes of an expert
+    beside its weights, `bytes` for the published total, and fields of the checkpoint.
+    """
     sizes = {
-        name: round(number * row.component_bits(name) / 8) for name, number in model.parameters_by_component.items()
+        name: round(number * row.get(name, row["other"]) / 8) for name, number in model.parameters_by_component.items()
     }
     if model.moe and "routed_experts" in sizes:
-        sizes["routed_experts"] += row.per_expert * model.moe_layers * model.moe.experts
+        sizes["routed_experts"] += row.get("per_expert", 0) * model.moe_layers * model.moe.experts
     sizes = {name: size for name, size in sizes.items() if size}
-    if row.bytes:  # with a published total, the experts are the rest of it
-        sizes["routed_experts"] = row.bytes - sum(size for name, size in sizes.items() if name != "routed_experts")
-    return Checkpoint(
-        **codec.shared_fields(row, Checkpoint),
-        model=model.name,
-        bytes_by_component=sizes,
-        expert_layer_bytes=sizes.get("routed_experts", 0) // max(model.moe_layers, 1),
-        how="published" if row.bytes else "computed",
-    )
+    if "bytes" in row:  # with a published total, the experts are the rest of it
+        sizes["routed_experts"] = row["bytes"] - sum(size for name, size in sizes.items() if name != "routed_experts")
+    computed = {
+        "model": model.name,
+        "bytes_by_component": sizes,
+        "expert_layer_bytes": sizes.get("routed_experts", 0) // max(model.moe_layers, 1),
+        "how": "published" if "bytes" in row else "computed",
+    }
+    facts = {name: value for name, value in row.items() if name not in (*COMPONENTS, *ROW_ONLY)}
+    return codec.decode(Checkpoint, facts | computed, where=f"checkpoints.toml [{row['name']}]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,13 +23,8 @@ LOST_CPU_DOUBT = 1.5
 MOST_DOUBT = 0.6
 READ_RATE = 50e6  # bytes/s from disks: weights that do not stay in RAM
 # NVML's reasons for lower clocks that change results; idle, application settings and display clocks do not.
-THROTTLE_REASONS = {
-    0x4: "power cap",
-    0x8: "hardware slowdown",
-    0x20: "temperature (software)",
-    0x40: "temperature (hardware)",
-    0x80: "power brake",
-}
+THROTTLE_REASONS = {0x4: "power cap", 0x8: "hardware slowdown", 0x20: "temperature (software)"}
+THROTTLE_REASONS |= {0x40: "temperature (hardware)", 0x80: "power brake"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -107,18 +107,9 @@ class AttemptEnded(Event, tag="attempt.ended", frozen=True):
     undated: bool = False
 
 
-class EngineFinding(Event, tag="engine.finding", omit_defaults=True, frozen=True):
+class EngineFinding(Finding, Event, tag="engine.finding", omit_defaults=True, frozen=True):
     """A known symptom in an engine's log, or a problem that another party published."""
 
-    symptom: str = ""
-    area: str = ""
-    severity: str = ""
-    line: int = 0
-    text: str = ""
-    cause: str = ""
-    remedy: str = ""
-    change: dict[str, Flag] = field(default_factory=dict)
-    source: str = ""
     title: str = ""
     excerpt: str = ""
     is_fixed: bool = field(default=False, name="mended")

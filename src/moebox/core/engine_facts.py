@@ -45,9 +45,7 @@ class EngineFacts(MemorySizes, frozen=True, omit_defaults=True):
     version: str = ""
     memory_note: str = ""
     other: dict[str, float] = msgspec.field(default_factory=dict)  # further facts of engines of other packages
-    devices: tuple[DeviceFacts, ...] = msgspec.field(
-        default_factory=lambda: ()
-    )  # default_factory: written even if empty
+    devices: tuple[DeviceFacts, ...] = msgspec.field(default_factory=lambda: ())  # so it is written even if empty
 
     @classmethod
     def from_figures(cls, figures: Mapping[str, float], devices: tuple[DeviceFacts, ...] = ()) -> Self:

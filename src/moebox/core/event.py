@@ -6,10 +6,10 @@ engine_event.py.
 """
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, cast, get_args
 
 import msgspec
-from msgspec import field
+from msgspec import defstruct, field
 
 from moebox import codec
 from moebox.core.recipe import Flag
@@ -94,37 +94,17 @@ class EngineLost(Event, tag="pipeline.engine_lost", frozen=True):
 
 
 class StepEvent(Event, frozen=True):
+    """A step of the pipeline has a new state, which is the end of the event's name."""
+
     step: str = ""
     why: str = ""
 
 
-class StepWaiting(StepEvent, tag="pipeline.waiting", frozen=True):
-    pass
-
-
-class StepRunning(StepEvent, tag="pipeline.running", frozen=True):
-    pass
-
-
-class StepDone(StepEvent, tag="pipeline.done", frozen=True):
-    pass
-
-
-class StepFailed(StepEvent, tag="pipeline.failed", frozen=True):
-    pass
-
-
-class StepSkipped(StepEvent, tag="pipeline.skipped", frozen=True):
-    pass
-
-
 STEP_EVENTS: Mapping[StepState, type[StepEvent]] = {
-    "waiting": StepWaiting,
-    "running": StepRunning,
-    "done": StepDone,
-    "failed": StepFailed,
-    "skipped": StepSkipped,
+    state: cast("type[StepEvent]", defstruct("Step", (), bases=(StepEvent,), tag=f"pipeline.{state}", frozen=True))
+    for state in get_args(StepState)
 }
+StepRunning = STEP_EVENTS["running"]
 
 
 # Checks, measurements, jobs, rehearsals and calibrations.

@@ -35,6 +35,7 @@ class LayerKind(ABC):
     __slots__ = ()
     heads: int  # query heads, which tensor parallelism divides
     indexer: Indexer | None = None
+    window: int = 0  # tokens of which entries are kept; 0: all
     shared_cache: ClassVar[bool] = False  # all heads share one entry: every rank of tensor parallelism holds a copy
 
     @property
@@ -58,10 +59,6 @@ class LayerKind(ABC):
     def entry_width(self, tp: int) -> float:
         """Elements of one entry on a rank of `tp`; 0 for layers that cache none."""
         return 0.0
-
-    def window_entries(self) -> int:
-        """Entries of the window; 0 without one."""
-        return 0
 
     def state_bytes(self, tp: int, drafts: int = 0) -> int:
         """Bytes of recurrent state of one sequence on a rank of `tp`; its convolution keeps `drafts` more inputs."""
@@ -198,9 +195,6 @@ class Gqa(LayerKind):
     def entry_width(self, tp: int) -> float:
         """Keys and values of the rank's heads, at least one head."""
         return max(1, -(-self.kv_heads // tp)) * (self.head_dim + self.value_dim)
-
-    def window_entries(self) -> int:
-        return self.window
 
     def entries_read(self, context: float) -> float:
         return min(context, self.window) if self.window else self.entries_selected(context)
@@ -357,9 +351,6 @@ class Compressed(LayerKind):
 
     def entry_width(self, tp: int) -> float:
         return self.head_dim
-
-    def window_entries(self) -> int:
-        return self.window
 
     def entries_read(self, context: float) -> float:
         """The window and the compressed entries, or those that the indexer selects."""

@@ -99,7 +99,16 @@ class Model:
 
     @functools.cached_property
     def stack(self) -> tuple[Layers, ...]:
-        return _stack(self.layers, self.mla, self.gqa, self.others)
+        mla, gqa, rest = self.mla, self.gqa, self.layers - sum(each.count for each in self.others)
+        if not (mla or gqa) or rest <= 0:
+            return self.others
+        indexer = mla.indexer if mla else None
+        if mla is None or indexer is None or not 0 < indexer.layers < rest:
+            return (Layers(count=rest, mla=mla, gqa=gqa), *self.others)
+        # Some layers use the selection of the indexer before them.
+        own = replace(mla, indexer=replace(indexer, layers=0))
+        following = replace(mla, indexer=replace(indexer, layers=0, shared=True))
+        return (Layers(count=indexer.layers, mla=own), Layers(count=rest - indexer.layers, mla=following), *self.others)
 
     @functools.cached_property
     def has_compressed_cache(self) -> bool:
@@ -177,19 +186,6 @@ class Model:
             layers.count * layers.kind.entries_per_token * layers.kind.entry_width(1) for layers in self.stack
         )
         return round(elements * KV_BYTES[kv])
-
-
-def _stack(layers: int, mla: Mla | None, gqa: Gqa | None, others: tuple[Layers, ...]) -> tuple[Layers, ...]:
-    rest = layers - sum(each.count for each in others)
-    if not (mla or gqa) or rest <= 0:
-        return others
-    indexer = mla.indexer if mla else None
-    if mla is None or indexer is None or not 0 < indexer.layers < rest:
-        return (Layers(count=rest, mla=mla, gqa=gqa), *others)
-    # Some layers use the selection of the indexer before them.
-    own = replace(mla, indexer=replace(indexer, layers=0))
-    following = replace(mla, indexer=replace(indexer, layers=0, shared=True))
-    return (Layers(count=indexer.layers, mla=own), Layers(count=rest - indexer.layers, mla=following), *others)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

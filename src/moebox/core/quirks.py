@@ -40,11 +40,8 @@ def engine_quirks(engine: str) -> tuple[Quirk, ...]:
 
 def match_quirk(engine: str, check: str, probe: str, reason: str) -> Quirk | None:
     """Return the known quirk of this engine that a probe's reason shows."""
-    for quirk in engine_quirks(engine):
-        applies = quirk.check in ("", check) and probe.startswith(quirk.probe)
-        if applies and re.search(quirk.pattern, reason):
-            return quirk
-    return None
+    known = (each for each in engine_quirks(engine) if each.check in ("", check) and probe.startswith(each.probe))
+    return next((quirk for quirk in known if re.search(quirk.pattern, reason)), None)
 
 
 def quirks_shown(engine: str, check: str, probe: Probe) -> tuple[Quirk, ...]:

@@ -4,8 +4,10 @@ Files have the flat field names of vLLM's serving benchmark (`mean_ttft_ms`). Fi
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Literal
+
+import msgspec
 
 from moebox import codec
 from moebox.core.conditions import Conditions
@@ -89,40 +91,19 @@ class Timeline:
     ttft_ms: tuple[float | None, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PositionSpeed:
-    """Speed of one stream between two positions of its reply (`from` and `to` in files)."""
+class PositionSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Speed of one stream between two positions of its reply."""
 
-    first: int
-    last: int
+    first: int = msgspec.field(name="from")
+    last: int = msgspec.field(name="to")
     tok_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerView:
-    """The server's metrics during a run: gauges as peak and mean, counters as their growth."""
+    """The server's metrics during a run: gauges as `peak_NAME` and `mean_NAME`, counters as their growth, shares."""
 
-    peak_running: float | None = None
-    mean_running: float | None = None
-    peak_waiting: float | None = None
-    mean_waiting: float | None = None
-    peak_kv_use: float | None = None
-    mean_kv_use: float | None = None
-    peak_accept_length: float | None = None
-    mean_accept_length: float | None = None
-    peak_cache_hit_rate: float | None = None
-    mean_cache_hit_rate: float | None = None
-    preemptions: float | None = None
-    prompt_tokens: float | None = None
-    output_tokens: float | None = None
-    drafted: float | None = None
-    drafts: float | None = None
-    accepted: float | None = None
-    prefix_queries: float | None = None
-    prefix_hits: float | None = None
-    acceptance: float | None = None  # accepted of drafted
-    accepted_per_step: float | None = None  # tokens per step, its own included
-    prefix_hit_rate: float | None = None
+    figures: dict[str, float] = field(default_factory=dict)
     series: dict[str, tuple[float | None, ...]] = field(default_factory=dict)  # time_s, and one column per metric
 
 
@@ -271,31 +252,20 @@ def result_document(result: Measurement | PrefillDecode) -> dict[str, object]:
         return {**plain}
     flat = _flatten_latencies({name: plain[name] for name in LEADING_FIELDS} | plain)
     flat["steady"] = plain["steady"] and _flatten_latencies(plain["steady"])
-    flat["server"] = plain["server"] and {key: value for key, value in plain["server"].items() if value is not None}
-    flat["speed_by_position"] = [
-        {"from": part["first"], "to": part["last"], "tok_s": part["tok_s"]} for part in plain["speed_by_position"]
-    ]
+    flat["server"] = plain["server"] and {**plain["server"]["figures"], "series": plain["server"]["series"]}
     return flat
 
 
 def parse_measurement(values: Json, where: str) -> Measurement:
     """Read a measurement that moebox wrote, also of an older version. Raise BadInput if it is damaged."""
+    _refuse_huge_numbers(values, where)
     nested = _nest_latencies(values)
     if get_object(nested, "steady"):
         nested["steady"] = _nest_latencies(get_object(nested, "steady"))
-    if get_object(nested, "server"):  # other versions may have other metrics
-        known = {each.name for each in fields(ServerView)}
-        nested["server"] = {key: value for key, value in get_object(nested, "server").items() if key in known}
-    parts = nested.get("speed_by_position")
-    if isinstance(parts, list):
-        for part in parts:
-            if not isinstance(part, dict) or not {"from", "to", "tok_s"} <= set(part):
-                raise BadInput(f"{where}: speed_by_position holds {part!r}")
-        nested["speed_by_position"] = [
-            {"first": part["from"], "last": part["to"], "tok_s": part["tok_s"]} for part in parts
-        ]
+    if server := get_object(nested, "server"):
+        figures = {name: value for name, value in server.items() if is_number(value)}
+        nested["server"] = {"figures": figures, "series": server.get("series", {})}
     nested.pop("source", None)  # of a file that was imported
-    _refuse_huge_numbers(nested, where)
     return codec.decode(Measurement, nested, where=where)
 
 

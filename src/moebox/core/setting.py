@@ -22,6 +22,7 @@ from moebox.units import parse_seconds, parse_tokens
 
 T = TypeVar("T")
 Effort = Literal["quick", "normal", "thorough"]  # of --effort, the same for every command
+SIGNS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt, "==": operator.eq}
 TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
@@ -154,20 +155,17 @@ def with_settings(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
     document = codec.to_plain(recipe)
     for path, value in changes.items():
         names, key = split_path(path)
-        kind: Any = Recipe
+        *above, last = names if key is None else (*names, key)
         table = document
-        for name in names if key is not None else names[:-1]:
-            kind = _nested_type(kind, name, path)
+        for name in above:
             if not isinstance(table.get(name), dict):
                 table[name] = {}
             table = table[name]
-        if key is None:
-            _nested_type(kind, names[-1], path)
-            table[names[-1]] = codec.to_plain(value)
-        elif value is None:
-            table.pop(key, None)
-        else:
-            table[key] = codec.to_plain(value)
+        table[last] = codec.to_plain(value)
+        if value is None and key is not None:
+            del table[last]
+    for path, name, known in codec.unknown_keys(Recipe, document):
+        raise BadInput(f"a recipe has no setting {path!r}", hint=suggest_names(name, known))
     return codec.decode(Recipe, document, where="changed recipe")
 
 
@@ -176,18 +174,7 @@ def setting_matches(value: Any, wanted: str) -> bool:
     if wanted in ("set", "unset"):
         return (value not in (None, "", (), [], {}, False)) == (wanted == "set")
     if wanted[:1] in ("<", ">") and (bound := re.fullmatch(r"(<=|>=|<|>)(\d+(?:\.\d+)?)", wanted)):
-        signs = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
         is_number = re.fullmatch(r"\d+(\.\d+)?", str(value)) is not None
-        return is_number and signs[bound[1]](float(value), float(bound[2]))
+        return is_number and SIGNS[bound[1]](float(value), float(bound[2]))
     text, like = str(value).lower(), wanted.lower()
     return value is not None and (text == like or ("*" in like and fnmatch.fnmatchcase(text, like)))
-
-
-def _nested_type(kind: Any, name: str, path: str) -> Any:
-    """Return the dataclass in field `name` of `kind`, None for a plain value. Raise BadInput for an unknown field."""
-    if not dataclasses.is_dataclass(kind):
-        return None
-    hints = typing.get_type_hints(kind)
-    if name not in hints:
-        raise BadInput(f"a recipe has no setting {path!r}", hint=suggest_names(name, hints))
-    return next(filter(dataclasses.is_dataclass, (hints[name], *typing.get_args(hints[name]))), None)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from moebox.core.model import Model
 from moebox.core.support_matrix import Setup, in_versions, version_numbers
 from moebox.data import FOLDER
 
@@ -76,12 +77,6 @@ def release_rules(engine: str, version: str, *, or_oldest: bool = False) -> Rele
     return ReleaseRules(tables, older[-1]) if older else None
 
 
-def setup_rules(setup: Setup, *, or_oldest: bool = False) -> ReleaseRules | None:
-    """The rules that decide on a setup; None for a fork, an unknown model or a release that was not read."""
-    unknown = setup.fork or setup.model is None
-    return None if unknown else release_rules(setup.engine, setup.version, or_oldest=or_oldest)
-
-
 @functools.cache
 def engine_architectures(engine: str) -> frozenset[str]:
     """The architectures of every release that was read."""
@@ -103,24 +98,22 @@ def next_release(engine: str, version: str) -> str:
     return newer[0] if 0 < len(newer) < len(releases) else ""
 
 
+def setup_rules(setup: Setup, *, or_oldest: bool = False) -> "SetupRules | None":
+    """The rules that decide on a setup; None for a fork, an unknown model or a release that was not read."""
+    rules = None if setup.fork else release_rules(setup.engine, setup.version, or_oldest=or_oldest)
+    return SetupRules(rules, setup, setup.model) if rules and setup.model else None
+
+
 def default_attention(setup: Setup) -> str:
     """The attention backend that the engine chooses by itself, or "" if that is not known."""
     rules = setup_rules(setup)
-    if rules is None:
-        return ""
-    if "layer" in rules.tables:
-        row = _layer_attention(rules, setup, _cache_name(rules, setup))
-        return str(row["order"][0]) if row and "order" in row else ""
-    return str((_profile_default(rules, setup) or {}).get("attention", ""))
+    return rules.attention() if rules else ""
 
 
 def default_experts(setup: Setup) -> str:
     """The engine's own choice of kernels for the experts, or "" if that is not known."""
     rules = setup_rules(setup)
-    if rules is None:
-        return ""
-    row = rules.first("moe", gpus=setup.gpu, quantizations=_expert_format(setup))
-    return str(row["order"][0]) if row and row.get("order") else ""
+    return rules.experts() if rules else ""
 
 
 def start_refusals(setup: Setup) -> list[StartRefusal]:
@@ -129,14 +122,7 @@ def start_refusals(setup: Setup) -> list[StartRefusal]:
     Kernels are added and rarely taken away: what the oldest release read has no kernel for, those before it lack too.
     """
     rules = setup_rules(setup, or_oldest=True)
-    if rules is None:
-        return []
-    found = list[StartRefusal]()
-    if in_versions(setup.version, f">={rules.release}"):
-        found += [*_architecture(rules, setup), *_parsers(rules, setup)]
-    if setup.gpu:
-        found += [*_layer_refusals(rules, setup), *_expert_refusals(rules, setup), *_profile_refusals(rules, setup)]
-        found += _format_refusals(rules, setup)
+    found = [*rules.refusals()] if rules else []
     for part, value in {"{dev}": setup.gpu_title or setup.gpu, "{cc}": setup.gpu, "{kv}": setup.kv}.items():
         found = [replace(refusal, text=refusal.text.replace(part, value)) for refusal in found]
     return found
@@ -145,152 +131,152 @@ def start_refusals(setup: Setup) -> list[StartRefusal]:
 def accepted_kernels(setup: Setup) -> str:
     """The kernels that the engine's own checks choose for a setup that they accept; "" if that is not known."""
     rules = setup_rules(setup)
-    if rules is None or not setup.gpu:
+    if rules is None or not setup.gpu or rules.model.architecture not in rules.release.names("architecture"):
         return ""
-    assert setup.model is not None
-    if setup.model.architecture not in rules.names("architecture"):
-        return ""
-    attention, experts = default_attention(setup), default_experts(setup)
-    if "layer" not in rules.tables or setup.model.moe is None:
-        return f"{attention}, as read in {rules.release}" if attention else ""
-    return f"{attention} and {experts}, as read in {rules.release}" if attention and experts else ""
+    with_experts = "layer" in rules.release.tables and rules.model.moe is not None
+    kernels = [rules.attention(), *([rules.experts()] if with_experts else [])]
+    return f"{' and '.join(kernels)}, as read in {rules.release.release}" if all(kernels) else ""
 
 
-def _architecture(rules: ReleaseRules, setup: Setup) -> Iterator[StartRefusal]:
-    """An architecture that a later release has, or an earlier one had."""
-    assert setup.model is not None
-    name = setup.model.architecture
-    if name in rules.names("architecture"):
-        return
-    rows = [row for row in rules.tables.get("architecture", ()) if name in row["names"]]
-    if rows:
-        versions = rows[-1]["versions"].replace(">=", "").replace("==", "").split(",")[0]
-        yield rules.refusal(f"{setup.engine} {rules.release} has no {name}: {versions} is the first release that does")
+class SetupRules:
+    """What the rules of a release decide on a setup."""
 
+    def __init__(self, release: ReleaseRules, setup: Setup, model: Model) -> None:
+        self.release, self.setup, self.model, self.flags = release, setup, model, setup.recipe.flags
+        kv = setup.recipe.kv or "auto"
+        if kv == "auto" and model.architecture.startswith("DeepseekV4"):
+            kv = "fp8"  # what the model's own configuration makes of "auto"
+        self.kv = str(release.tables.get("cache_names", {}).get(kv, kv))  # by the engine's name
 
-def _parsers(rules: ReleaseRules, setup: Setup) -> Iterator[StartRefusal]:
-    """Parsers that the release does not have; engines refuse such a name at the start."""
-    for kind in ("tool_parser", "reasoning_parser"):
-        name, known = getattr(setup.recipe, kind), rules.names(kind)
-        if name and known and name not in known:
-            yield rules.refusal(
-                f"{setup.engine} {rules.release} has no {kind.replace('_', ' ')} {name}", rules.first(kind)
-            )
+    def attention(self) -> str:
+        """The attention backend that the engine chooses by itself, or "" if that is not known."""
+        if "layer" in self.release.tables:
+            row = self._layer_attention(self.kv)
+            return str(row["order"][0]) if row and "order" in row else ""
+        return str((self._profile_default() or {}).get("attention", ""))
 
+    def experts(self) -> str:
+        """The engine's own choice of kernels for the experts, or "" if that is not known."""
+        row = self.release.first("moe", gpus=self.setup.gpu, quantizations=self._expert_format())
+        return str(row["order"][0]) if row and row.get("order") else ""
 
-def _cache_name(rules: ReleaseRules, setup: Setup) -> str:
-    """The recipe's cache type by the engine's name."""
-    kv = setup.recipe.kv or "auto"
-    if kv == "auto" and setup.model and setup.model.architecture.startswith("DeepseekV4"):
-        kv = "fp8"  # what the model's own configuration makes of "auto"
-    return str(rules.tables.get("cache_names", {}).get(kv, kv))
+    def refusals(self) -> Iterator[StartRefusal]:
+        if in_versions(self.setup.version, f">={self.release.release}"):
+            yield from (*self._architecture(), *self._parsers())
+        if self.setup.gpu:
+            yield from (*self._layer_refusals(), *self._expert_refusals(), *self._profile_refusals())
+            yield from self._format_refusals()
 
+    def _architecture(self) -> Iterator[StartRefusal]:
+        """An architecture that a later release has, or an earlier one had."""
+        name, release = self.model.architecture, self.release
+        rows = [row for row in release.tables.get("architecture", ()) if name in row["names"]]
+        if rows and name not in release.names("architecture"):
+            versions = rows[-1]["versions"].replace(">=", "").replace("==", "").split(",")[0]
+            text = f"{self.setup.engine} {release.release} has no {name}: {versions} is the first release that does"
+            yield release.refusal(text)
 
-def _layer_attention(rules: ReleaseRules, setup: Setup, cache: str) -> RuleRow | None:
-    """The row of the model's attention layer with a cache type."""
-    assert setup.model is not None
-    layer = rules.first("layer", architectures=setup.model.architecture)
-    name = layer["name"] if layer else "mla" if setup.layer_kinds == {"mla"} else ""
-    heads = {getattr(each.kind, "head_dim", 0) for each in setup.model.stack if type(each.kind).__name__ == "Gqa"}
-    if not name and len(heads) == 1 and not any(getattr(each.kind, "indexer", None) for each in setup.model.stack):
-        name = f"gqa-{heads.pop()}"  # what the checks of plain attention ask for
-    return rules.first("attention", gpus=setup.gpu, layers=name, kv=cache) if name else None
+    def _parsers(self) -> Iterator[StartRefusal]:
+        """Parsers that the release does not have; engines refuse such a name at the start."""
+        for kind in ("tool_parser", "reasoning_parser"):
+            name, known = getattr(self.setup.recipe, kind), self.release.names(kind)
+            if name and known and name not in known:
+                text = f"{self.setup.engine} {self.release.release} has no {kind.replace('_', ' ')} {name}"
+                yield self.release.refusal(text, self.release.first(kind))
 
+    def _layer_attention(self, cache: str) -> RuleRow | None:
+        """The row of the model's attention layer with a cache type."""
+        layer, stack = self.release.first("layer", architectures=self.model.architecture), self.model.stack
+        name = layer["name"] if layer else "mla" if self.setup.layer_kinds == {"mla"} else ""
+        heads = {each.gqa.head_dim for each in stack if each.gqa}
+        if not name and len(heads) == 1 and not any(each.kind.indexer for each in stack):
+            name = f"gqa-{heads.pop()}"  # what the checks of plain attention ask for
+        return self.release.first("attention", gpus=self.setup.gpu, layers=name, kv=cache) if name else None
 
-def _layer_refusals(rules: ReleaseRules, setup: Setup) -> Iterator[StartRefusal]:
-    named = str(setup.recipe.flags.get("attention-backend", "")).upper()
-    cache = f"{_cache_name(rules, setup)} cache on {setup.gpu}"
-    row = _layer_attention(rules, setup, _cache_name(rules, setup))
-    if row and "refused" in row:
-        others = {"bf16": "bfloat16", "fp8": "fp8"}
-        accepted = [kv for kv, name in others.items() if "order" in (_layer_attention(rules, setup, name) or {})]
-        if "bf16" not in accepted and "order" in (_layer_attention(rules, setup, "auto") or {}):
-            accepted.insert(0, "auto")  # before 0.15 no backend takes bfloat16 by its name
-        remedy = " or ".join(f'kv = "{kv}"' for kv in accepted)
-        reason = row["refused"].split(". ")[0]
-        yield rules.refusal(f"no attention backend takes this model with {cache}: {reason}", row, remedy)
-    elif row and named and named not in row["order"]:
-        yield rules.refusal(f"{named} does not take this model with {cache}; these do: {', '.join(row['order'])}", row)
-    elif row:
-        backend = named or row["order"][0]
-        declared = rules.first("attention_backend", gpus=setup.gpu, name=backend)
-        if setup.recipe.parallel.dcp > 1 and declared and not declared.get("lse"):  # the sums that it needs
-            text = f"{backend} cannot divide a request's cache over ranks (decode context parallelism)"
-            yield rules.refusal(text, declared, "parallel.dcp = 1")
+    def _layer_refusals(self) -> Iterator[StartRefusal]:
+        gpu, release, row = self.setup.gpu, self.release, self._layer_attention(self.kv)
+        named, cache = str(self.flags.get("attention-backend", "")).upper(), f"{self.kv} cache on {gpu}"
+        if row and "refused" in row:
+            others = {"bf16": "bfloat16", "fp8": "fp8"}
+            accepted = [kv for kv, name in others.items() if "order" in (self._layer_attention(name) or {})]
+            if "bf16" not in accepted and "order" in (self._layer_attention("auto") or {}):
+                accepted.insert(0, "auto")  # before 0.15 no backend takes bfloat16 by its name
+            remedy = " or ".join(f'kv = "{kv}"' for kv in accepted)
+            reason = row["refused"].split(". ")[0]
+            yield release.refusal(f"no attention backend takes this model with {cache}: {reason}", row, remedy)
+        elif row and named and named not in row["order"]:
+            text = f"{named} does not take this model with {cache}; these do: {', '.join(row['order'])}"
+            yield release.refusal(text, row)
+        elif row:
+            backend = named or row["order"][0]
+            declared = release.first("attention_backend", gpus=gpu, name=backend)
+            if self.setup.recipe.parallel.dcp > 1 and declared and not declared.get("lse"):  # the sums that it needs
+                text = f"{backend} cannot divide a request's cache over ranks (decode context parallelism)"
+                yield release.refusal(text, declared, "parallel.dcp = 1")
 
+    def _expert_refusals(self) -> Iterator[StartRefusal]:
+        """No kernel for the experts, or none of the backend that the recipe names."""
+        gpu, release, quant = self.setup.gpu, self.release, self._expert_format()
+        named = str(self.flags.get("moe-backend", "")).upper()
+        # The rules were read without variables and flags: AITER and a backend by name have kernels of their own.
+        if (refused := release.first("moe_refusal", gpus=gpu, quantizations=quant)) and not named:
+            if self.setup.recipe.env.get("VLLM_ROCM_USE_AITER") != "1":
+                yield release.refusal(f"no kernel computes experts in {quant} on {gpu}", refused)
+        elif named and (row := release.first("moe", gpus=gpu, quantizations=quant)):
+            # A backend that is tried for this format on other GPUs and not on this one does not take this one.
+            orders = [" ".join(each.get("order", ())) for each in (row, *release.rows("moe", quantizations=quant))]
+            has = [bool(re.search(rf"\b(VLLM_)?{named}(_MXFP4\w*)?\b", order)) for order in orders]
+            if orders[0] and any(has) and not has[0]:
+                text = f"{named} has no kernel for experts in {quant} on {gpu}; these have: {orders[0]}"
+                yield release.refusal(text, row, "without flags.moe-backend")
 
-def _expert_refusals(rules: ReleaseRules, setup: Setup) -> Iterator[StartRefusal]:
-    """No kernel for the experts, or none of the backend that the recipe names."""
-    asked = {"gpus": setup.gpu, "quantizations": _expert_format(setup)}
-    named = str(setup.recipe.flags.get("moe-backend", "")).upper()
-    # The rules were read without variables and flags: AITER and a backend by name have kernels of their own.
-    if (refused := rules.first("moe_refusal", **asked)) and not named:
-        if setup.recipe.env.get("VLLM_ROCM_USE_AITER") != "1":
-            yield rules.refusal(f"no kernel computes experts in {asked['quantizations']} on {setup.gpu}", refused)
-    elif named and (row := rules.first("moe", **asked)):
-        # A backend that is tried for this format on other GPUs and not on this one does not take this one.
-        every = rules.rows("moe", quantizations=asked["quantizations"])
-        orders = [" ".join(each.get("order", ())) for each in (row, *every)]
-        has = [bool(re.search(rf"\b(VLLM_)?{named}(_MXFP4\w*)?\b", order)) for order in orders]
-        if orders[0] and any(has) and not has[0]:
-            text = f"{named} has no kernel for experts in {asked['quantizations']} on {setup.gpu}"
-            yield rules.refusal(f"{text}; these have: {orders[0]}", row, "without flags.moe-backend")
+    def _format_refusals(self) -> Iterator[StartRefusal]:
+        """A checkpoint format that starts from a newer GPU generation."""
+        gpu = self.setup.gpu
+        for quant in sorted(self.setup.quants & FORMAT_NAMES.keys()) if gpu.startswith("sm") else ():
+            row = self.release.first("quantization", name=FORMAT_NAMES[quant])
+            if row and int(gpu[2:]) < row["min_sm"]:
+                least = f"{row['min_sm'] // 10}.{row['min_sm'] % 10}"
+                text = f"{self.setup.engine} takes {quant} checkpoints from compute capability {least} on"
+                yield self.release.refusal(text, row)
 
+    def _expert_format(self) -> str:
+        """The experts' format by the names of the tables; "" if it has none."""
+        quants, checkpoint = self.setup.quants, self.setup.checkpoint
+        if self.model.moe is None or checkpoint is None:
+            return ""
+        if "mxfp4" in quants:
+            own = {"GptOssForCausalLM": "mxfp4-gpt-oss", "DeepseekV4ForCausalLM": "mxfp4-deepseek-v4"}
+            return own.get(self.model.architecture, "mxfp4")
+        if "fp8" in quants:
+            return checkpoint.quant
+        return next((name for name in ("nvfp4", "mxfp8", "int4", "bf16") if name in quants), "")
 
-def _format_refusals(rules: ReleaseRules, setup: Setup) -> Iterator[StartRefusal]:
-    """A checkpoint format that starts from a newer GPU generation."""
-    for quant in sorted(setup.quants & FORMAT_NAMES.keys()) if setup.gpu.startswith("sm") else ():
-        row = rules.first("quantization", name=FORMAT_NAMES[quant])
-        if row and int(setup.gpu[2:]) < row["min_sm"]:
-            least = f"{row['min_sm'] // 10}.{row['min_sm'] % 10}"
-            yield rules.refusal(f"{setup.engine} takes {quant} checkpoints from compute capability {least} on", row)
+    def _profile(self) -> RuleRow | None:
+        found = self.release.rows("model", architecture=self.model.architecture)
+        methods = {"nvfp4": "modelopt", "int4": "compressed-tensors", "fp8": "fp8", "mxfp4": "mxfp4"}
+        wanted = {methods[name] for name in self.setup.quants if name in methods}
+        return next(iter([*(row for row in found if row.get("quantization") in wanted), *found]), None)
 
+    def _profile_default(self) -> RuleRow | None:
+        """The row of what the engine chooses for the model, its cache type and tensor parallelism."""
+        profile, gpu, tp = self._profile(), self.setup.gpu, self.setup.recipe.parallel.tp
+        if profile is None:
+            return None
+        every = self.release.rows("default", gpus=gpu, models=profile["name"], kv=self.kv)
+        rows = [row for row in every if "drafts" not in row]
+        exact = [row for row in rows if tp in row.get("tp", ())]
+        return next(iter(exact or [row for row in rows if "tp" not in row or gpu.startswith("sm")]), None)
 
-def _expert_format(setup: Setup) -> str:
-    """The experts' format by the names of the tables; "" if it has none."""
-    architecture = setup.model.architecture if setup.model else ""
-    if setup.model is None or setup.model.moe is None or setup.checkpoint is None:
-        return ""
-    if "mxfp4" in setup.quants:
-        own = {"GptOssForCausalLM": "mxfp4-gpt-oss", "DeepseekV4ForCausalLM": "mxfp4-deepseek-v4"}
-        return own.get(architecture, "mxfp4")
-    if "fp8" in setup.quants:
-        return setup.checkpoint.quant
-    return next((name for name in ("nvfp4", "mxfp8", "int4", "bf16") if name in setup.quants), "")
-
-
-def _profile(rules: ReleaseRules, setup: Setup) -> RuleRow | None:
-    assert setup.model is not None
-    found = [*rules.rows("model", architecture=setup.model.architecture)]
-    methods = {"nvfp4": "modelopt", "int4": "compressed-tensors", "fp8": "fp8", "mxfp4": "mxfp4"}
-    wanted = {methods[name] for name in setup.quants if name in methods}
-    return next(iter([*(row for row in found if row.get("quantization") in wanted), *found]), None)
-
-
-def _profile_default(rules: ReleaseRules, setup: Setup) -> RuleRow | None:
-    """The row of what the engine chooses for the model, its cache type and tensor parallelism."""
-    profile = _profile(rules, setup)
-    if profile is None:
-        return None
-    asked = {"gpus": setup.gpu, "models": profile["name"], "kv": _cache_name(rules, setup)}
-    rows = [row for row in rules.rows("default", **asked) if "drafts" not in row]
-    tp = setup.recipe.parallel.tp
-    exact = [row for row in rows if tp in row.get("tp", ())]
-    return next(iter(exact or [row for row in rows if "tp" not in row or setup.gpu.startswith("sm")]), None)
-
-
-def _profile_refusals(rules: ReleaseRules, setup: Setup) -> Iterator[StartRefusal]:
-    profile, named = _profile(rules, setup), str(setup.recipe.flags.get("attention-backend", ""))
-    if profile is None:
-        return
-    kv = _cache_name(rules, setup)
-    if not named:
-        row = rules.first("refusal", gpus=setup.gpu, models=profile["name"], kv=kv, tp=setup.recipe.parallel.tp)
-        if row:
-            yield rules.refusal(row["text"], row)
-        return
-    major = {"sm121": "sm120", "sm103": "sm100", "sm86": "sm80", "sm89": "sm80"}.get(setup.gpu, setup.gpu)
-    layer = "mla" if profile["layer"].startswith("mla") else profile["layer"]
-    choice = rules.first("attention_choice", gpus=major, layers=layer, kv=kv, backends=named)
-    if choice and "refused" in choice:
-        yield rules.refusal(f"{named}: {choice['refused']}", choice)
+    def _profile_refusals(self) -> Iterator[StartRefusal]:
+        profile, named, gpu = self._profile(), str(self.flags.get("attention-backend", "")), self.setup.gpu
+        if profile and not named:
+            tp = self.setup.recipe.parallel.tp
+            if row := self.release.first("refusal", gpus=gpu, models=profile["name"], kv=self.kv, tp=tp):
+                yield self.release.refusal(row["text"], row)
+        elif profile:
+            major = {"sm121": "sm120", "sm103": "sm100", "sm86": "sm80", "sm89": "sm80"}.get(gpu, gpu)
+            layer = "mla" if profile["layer"].startswith("mla") else profile["layer"]
+            choice = self.release.first("attention_choice", gpus=major, layers=layer, kv=self.kv, backends=named)
+            if choice and "refused" in choice:
+                yield self.release.refusal(f"{named}: {choice['refused']}", choice)

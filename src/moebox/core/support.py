@@ -19,11 +19,10 @@ from moebox.core.support_matrix import (
     SupportRow,
     candidate_rows,
     in_versions,
-    match_row,
     support_rows,
     version_note,
 )
-from moebox.core.support_settings import BUILD_KEYS
+from moebox.core.support_settings import BUILD_KEYS, match_row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,17 +10,17 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from moebox import codec
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Flag, Parallel, Recipe, Runtime
-from moebox.core.support_settings import setting_holds
+from moebox.core.setting import SIGNS, setting_matches
 from moebox.data import FOLDER
 from moebox.errors import BadInput, refuse_if
 
-State = Literal["no-start", "crashes", "hangs", "wrong", "slow", "runs", "accepted", "unknown"]
-WORST_FIRST: tuple[State, ...] = ("no-start", "crashes", "hangs", "wrong", "slow", "runs", "accepted", "unknown")
+State = Literal["no-start", "crashes", "hangs", "wrong", "slow", "runs", "accepted", "unknown"]  # the worst first
+WORST_FIRST: tuple[State, ...] = get_args(State)
 STATE_TEXT: dict[State, str] = {
     "no-start": "does not start",
     "crashes": "crashes",
@@ -119,7 +119,7 @@ class Setup:
         for layers in self.model.stack if self.model else ():
             name = type(layers.kind).__name__.lower()
             kinds.add("dsa" if name == "mla" and getattr(layers.kind, "indexer", None) else name)
-            if layers.kind.window_entries():
+            if layers.kind.window:
                 kinds.add("sliding")
         return frozenset(kinds)
 
@@ -177,33 +177,15 @@ def _candidate_rows(
     )
 
 
-def match_row(row: SupportRow, setup: Setup) -> Match | None:
-    """The row with the conditions that stay open, or None if the setup does not meet one."""
-    recipe = setup.recipe
-    if row.layout and not layout_holds(row.layout, recipe.parallel, recipe.gpus_per_node):
-        return None
-    if row.kv and setup.kv not in row.kv:
-        return None
-    open_conditions = []
-    for key, wanted in row.settings.items():
-        holds = setting_holds(key, wanted, setup)
-        if holds is False:
-            return None
-        if holds is None:
-            open_conditions.append(f"{key} = {wanted}")
-    return Match(row=row, conditions=tuple(open_conditions))
-
-
 def layout_holds(layout: str, parallel: Parallel, gpus_per_node: int = 0) -> bool:
     """Whether a recipe is spread as "tp=8 ep", "nodes>1" or "tp=8 ep=8" describes."""
     sizes = {name: getattr(parallel, name) for name in ("tp", "pp", "dp", "dcp", "nodes")}
     sizes |= {"gpus": max(parallel.gpu_count, gpus_per_node), "ep": parallel.tp * parallel.dp * parallel.ep}
     for word in layout.split():
-        match = re.fullmatch(r"([a-z]+)(?:(>=|<=|=|>|<)(\d+))?", word)
+        match = re.fullmatch(r"([a-z]+)(=\d+|[<>]=?\d+)?", word)
         if match is None or match[1] not in sizes:
             raise BadInput(f"support.toml: {layout!r} is not a layout", hint='e.g. layout = "tp=8 ep"')
-        size, sign, bound = sizes[match[1]], match[2] or ">", int(match[3] or 0)
-        if not _compare(sign, (size,), (bound,)):
+        if not setting_matches(sizes[match[1]], (match[2] or ">0").removeprefix("=")):
             return False
     return True
 
@@ -219,15 +201,14 @@ def in_versions(version: str, wanted: str) -> bool:
     """Whether a version is in ">=0.25,<0.27", "b9840..b10260" or "2026-07-15.."; in no bounded range if unknown."""
     if not wanted:
         return True
-    here = version_numbers(version)
     if ".." in wanted:
         low, high = wanted.split("..")
         bounds = [(sign, text) for sign, text in ((">=", low), ("<=", high)) if text]
     else:
         bounds = re.findall(r"\s*(<=|>=|==|<|>)\s*([^\s,]+)", wanted)
         refuse_if(not bounds, f"support.toml: {wanted!r} is not a version range", hint='e.g. versions = ">=0.25,<0.27"')
-    same_kind = all(_kind(version) == _kind(text) for _, text in bounds)
-    return bool(here) and same_kind and all(_compare(sign, here, version_numbers(text)) for sign, text in bounds)
+    checks = (_kind(version) == _kind(text) and SIGNS[sign](_padded(version), _padded(text)) for sign, text in bounds)
+    return bool(version_numbers(version)) and all(checks)
 
 
 def _kind(version: str) -> str:
@@ -235,10 +216,9 @@ def _kind(version: str) -> str:
     return "build" if re.match(r"b\d", version) else "date" if re.match(r"20\d\d-", version) else "number"
 
 
-def _compare(sign: str, here: tuple[int, ...], there: tuple[int, ...]) -> bool:
-    width = max(len(here), len(there))
-    a, b = (numbers + (0,) * (width - len(numbers)) for numbers in (here, there))
-    return {"<": a < b, "<=": a <= b, ">": a > b, ">=": a >= b, "==": a == b, "=": a == b}[sign]
+def _padded(version: str) -> tuple[int, ...]:
+    """The numbers of a version, so many that 0.32 is 0.32.0."""
+    return (*version_numbers(version), 0, 0, 0, 0, 0, 0, 0, 0)[:8]
 
 
 @functools.lru_cache(maxsize=256)

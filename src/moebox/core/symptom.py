@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import msgspec
+
 from moebox.core.catalogue import load_table, table_rows
 from moebox.core.recipe import Flag, Recipe
 from moebox.core.setting import setting_matches
@@ -66,31 +68,27 @@ class Symptom:
     def recipe_changes(self, match: re.Match[str] | None) -> dict[str, Flag]:
         """The recipe change with groups of the matched line filled in; empty if a group is missing."""
         groups = match.groupdict() if match else {}
-        filled: dict[str, Flag] = {}
+        filled = dict(self.change)
         for path, value in self.change.items():
-            if not isinstance(value, str) or not value.startswith("{"):
-                filled[path] = value
-                continue
-            text = groups.get(value[1:-1])
-            if not text:
-                return {}
-            digits = text.replace(",", "").replace("_", "")
-            filled[path] = int(digits) if digits.isdigit() else text
+            if isinstance(value, str) and value.startswith("{"):
+                if not (text := groups.get(value[1:-1])):
+                    return {}
+                digits = text.replace(",", "").replace("_", "")
+                filled[path] = int(digits) if digits.isdigit() else text
         return filled
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Finding(msgspec.Struct, frozen=True):
     """A known symptom seen in a log."""
 
-    symptom: str
-    area: str
-    severity: str
-    line: int  # counted from 1
-    text: str
-    cause: str
-    remedy: str
-    change: dict[str, Flag] = field(default_factory=dict)
+    symptom: str = ""
+    area: str = ""
+    severity: str = ""
+    line: int = 0  # counted from 1
+    text: str = ""
+    cause: str = ""
+    remedy: str = ""
+    change: dict[str, Flag] = msgspec.field(default_factory=dict)
     source: str = ""
 
     @property

@@ -77,12 +77,6 @@ class WorkloadFile:
         refuse_if(load.burstiness <= 0, "load.burstiness must be above 0")
 
 
-def workload_kind(kind: WorkloadKind) -> WorkloadFile:
-    usual = Workload(kind=kind)
-    turns = replace(usual, turns=DEFAULT_TURNS, think_s=DEFAULT_THINK_S)
-    return WorkloadFile(workload=turns if kind == "turns" else usual)
-
-
 @functools.cache
 def shipped_workloads() -> dict[str, WorkloadFile]:
     """Return the workloads that come with moebox, by name: published benchmarks, ready to repeat."""
@@ -92,8 +86,10 @@ def shipped_workloads() -> dict[str, WorkloadFile]:
 
 def find_workload_file(name: str) -> WorkloadFile:
     """Return the workload of a file, a shipped one, or the usual one of a kind; paths in a file are relative to it."""
+    if name == "turns":
+        return WorkloadFile(workload=Workload(kind="turns", turns=DEFAULT_TURNS, think_s=DEFAULT_THINK_S))
     if name in get_args(WorkloadKind):
-        return workload_kind(name)  # type: ignore[arg-type]
+        return WorkloadFile(workload=Workload(kind=name))  # type: ignore[arg-type]
     if name in shipped_workloads():
         return shipped_workloads()[name]
     path = Path(name)

@@ -5,13 +5,15 @@ it. Memory stays bounded for logs of any length: one finding per symptom, one li
 """
 
 import contextlib
-import dataclasses
 import functools
 import re
 import sys
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
+
+from msgspec import structs
 
 from moebox.core.catalogue import load_table
 from moebox.core.recipe import Recipe
@@ -132,7 +134,7 @@ class LogSearch:
         """Add a line to the cause of the finding before it."""
         text = PREFIX.sub("", line[:MAX_LINE_CHARS].decode("utf-8", "replace")).strip()[:300]
         before = self.findings[self._awaiting]
-        self.findings[self._awaiting] = dataclasses.replace(before, cause=f"{before.cause} {text}")
+        self.findings[self._awaiting] = structs.replace(before, cause=f"{before.cause} {text}")
         self._awaiting = ""
 
     def _search_part(self, part: bytes) -> list[Finding] | None:
@@ -179,7 +181,7 @@ class LogSearch:
                     phase = next((f", {row['text']}" for row in phases if re.search(row["pattern"], frames)), "")
                     finding = make_finding(symptom, match, self.unknown_failure, line, self._recipe)
                     cause = f"{symptom.cause}{phase} (likely, not certain: the message itself is not known)."
-                    self.findings[symptom.id] = dataclasses.replace(finding, cause=cause)
+                    self.findings[symptom.id] = structs.replace(finding, cause=cause)
                     self.counts[symptom.id] = 1
                     return [self.findings[symptom.id]]
         return []
@@ -243,8 +245,8 @@ def make_finding(
     if not (known := xid_of_line(line)):
         return finding
     if symptom.id != ANY_XID:
-        return dataclasses.replace(finding, cause=dataclasses.replace(known, meaning=finding.cause).cause)
-    return dataclasses.replace(
+        return structs.replace(finding, cause=replace(known, meaning=finding.cause).cause)
+    return structs.replace(
         finding,
         symptom=f"{ANY_XID}-{known.number}",
         severity=known.severity,

@@ -45,7 +45,7 @@ def shipped_recipes() -> dict[str, Path]:
 
 def saved_recipes_dir() -> Path:
     """The folder in which the local page saves recipes."""
-    return files.data_home() / "moebox" / "recipes"
+    return files.xdg_home("data") / "moebox" / "recipes"
 
 
 def saved_recipes() -> dict[str, Path]:

@@ -24,7 +24,7 @@ from moebox.core.engine_event import ServiceRestarted
 from moebox.core.metrics import find_metric, parse_prometheus
 from moebox.detect.stall import StallLimits, StallWatch, last_log_lines
 from moebox.errors import ExternalError
-from moebox.files import config_home, write_atomic
+from moebox.files import write_atomic, xdg_home
 from moebox.render import render_service_unit
 from moebox.render.quoting import make_slug
 from moebox.serve.facts import HEALTH_TIMEOUT_S, ChatProbe
@@ -176,7 +176,7 @@ def find_unit(name: str) -> tuple[Path, list[str]]:
     file = f"moebox-{make_slug(name)}.service"
     if os.geteuid() == 0:
         return Path("/etc/systemd/system", file), ["systemctl"]
-    return config_home() / "systemd" / "user" / file, ["systemctl", "--user"]
+    return xdg_home("config") / "systemd" / "user" / file, ["systemctl", "--user"]
 
 
 def control_unit(verb: Literal["is-active", "start", "stop"], name: str) -> bool:

@@ -73,7 +73,7 @@ class HubListing:
 
 def hub_cache() -> Path:
     """The folder that huggingface_hub and the engines look for downloads in, by the same variables."""
-    home = os.environ.get("HF_HOME") or files.cache_home() / "huggingface"
+    home = os.environ.get("HF_HOME") or files.xdg_home("cache") / "huggingface"
     named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
     return Path(os.path.expandvars(Path(named or Path(home) / "hub").expanduser()))
 

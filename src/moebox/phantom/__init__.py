@@ -53,7 +53,7 @@ def hf_path(draft: bool = False) -> Path:
 def _cached_folder(name: str, source: Path, writer: ModuleType, write: Callable[[Path], None]) -> Path:
     """A folder in the cache, written on first use; its name has a hash of the weights and of the code that wrote it."""
     stamp = hashlib.sha256(source.read_bytes() + Path(str(writer.__file__)).read_bytes()).hexdigest()[:12]
-    cache = files.cache_home() / "moebox"
+    cache = files.xdg_home("cache") / "moebox"
     folder = cache / f"{name}-{stamp}"
     if folder.exists():
         return folder

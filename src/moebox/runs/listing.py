@@ -119,7 +119,7 @@ def list_summaries(runs: Path | None = None) -> list[RunSummary]:
     """Return a row for every run, newest first; only folders that changed since the last call are read."""
     home = runs_dir(runs)
     name = hashlib.sha256(str(home.absolute()).encode()).hexdigest()[:16]
-    path = files.cache_home() / "moebox" / "runs" / f"{name}.json"
+    path = files.xdg_home("cache") / "moebox" / "runs" / f"{name}.json"
     try:
         cached = codec.decode(CachedRows, codec.load_json(path), where=str(path))
         known = cached.rows if cached.format == FORMAT else {}

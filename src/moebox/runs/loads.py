@@ -81,7 +81,7 @@ def _from_measurement(found: result.Measurement, document: Json, path: Path) -> 
         total_tok_s=found.total_token_throughput,
         peak_tok_s=found.max_output_tokens_per_s,
         e2e=found.e2el,
-        acceptance=found.server.accepted_per_step if found.server else None,
+        acceptance=found.server.figures.get("accepted_per_step") if found.server else None,
         model=found.model_id,
         source=get_text(document, "source"),
         measurement=found,

@@ -123,7 +123,7 @@ def _zed_settings(live: LiveModel) -> ClientSettings:
     }
     provider = {"api_url": live.endpoint.base_url, "available_models": [model]}
     changes = {"language_models": {"openai_compatible": {"moebox": provider}}}
-    home = files.config_home()
+    home = files.xdg_home("config")
     # Zed reads a provider's key from NAME_API_KEY, or asks for it once and stores it in the system's keychain.
     key = f'export MOEBOX_API_KEY="${live.key_env}"' if live.key_env else f"export MOEBOX_API_KEY={NO_KEY}"
     return ClientSettings(
@@ -146,7 +146,7 @@ def _opencode_settings(live: LiveModel) -> ClientSettings:
         entry |= {"attachment": True, "modalities": {"input": ["text", "image"], "output": ["text"]}}
     provider = {"npm": "@ai-sdk/openai-compatible", "name": "moebox", "options": options, "models": {model: entry}}
     changes = {"$schema": "https://opencode.ai/config.json", "provider": {"moebox": provider}}
-    folder = files.config_home() / "opencode"
+    folder = files.xdg_home("config") / "opencode"
     path = folder / "opencode.jsonc" if (folder / "opencode.jsonc").exists() else folder / "opencode.json"
     return ClientSettings(
         client="opencode",

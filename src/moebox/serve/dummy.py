@@ -73,7 +73,7 @@ def cut_model(deployment: Deployment, layers: int) -> str:
         value = holder[key]
         holder[key] = layers if isinstance(value, int) else value[:layers] + value[total:]
     text = json.dumps(config)
-    made = files.cache_home() / "moebox" / f"cut-{hashlib.sha256(f'{folder}{text}'.encode()).hexdigest()[:12]}"
+    made = files.xdg_home("cache") / "moebox" / f"cut-{hashlib.sha256(f'{folder}{text}'.encode()).hexdigest()[:12]}"
     made.mkdir(parents=True, exist_ok=True)
     for path in filter(Path.is_file, folder.iterdir()):
         if path.stat().st_size < SMALL_FILE and ".safetensors" not in path.name:

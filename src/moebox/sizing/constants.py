@@ -41,15 +41,10 @@ def memory_constant_bytes(section: str, name: str) -> int:
 
 def vllm_build(recipe: Recipe) -> VllmBuild:
     """Return the vLLM build of a recipe by image tag; the community preset alone is the Kimi K2.6 image of May 2026."""
-    return _find_build(recipe.runtime.image, recipe.runtime.preset == "community")
-
-
-@functools.lru_cache(maxsize=256)
-def _find_build(image: str, community: bool) -> VllmBuild:
-    builds = catalogue.table_rows(VllmBuild, "memory", "build")
-    default = "community 2026-05" if community else "stock"
-    marked = (build for build in builds if any(mark in image for mark in build.marks))
-    return next(marked, None) or next(build for build in builds if build.name == default)
+    builds, runtime = catalogue.table_rows(VllmBuild, "memory", "build"), recipe.runtime
+    default = "community 2026-05" if runtime.preset == "community" else "stock"
+    marked = [build for build in builds if any(mark in runtime.image for mark in build.marks)]
+    return next(iter([*marked, *(build for build in builds if build.name == default)]))
 
 
 def reserves_graph_memory(recipe: Recipe) -> bool:

@@ -60,7 +60,7 @@ def sequence_bytes(model: Model, recipe: Recipe) -> int:
     """Bytes of one sequence that do not grow with it: windows and recurrent states."""
     total = 0.0
     for each in model.stack:
-        window = each.kind.window_entries() * entry_bytes(each.kind, recipe)
+        window = each.kind.window * entry_bytes(each.kind, recipe)
         total += each.count * (window + each.kind.state_bytes(recipe.parallel.tp))
     return round(total)
 

@@ -29,7 +29,7 @@ def store_stamp() -> tuple[tuple[str, int], ...]:
 
 
 def calibrations_dir() -> Path:
-    return Path(os.environ.get("MOEBOX_CALIBRATIONS") or files.data_home() / "moebox" / "calibrations")
+    return Path(os.environ.get("MOEBOX_CALIBRATIONS") or files.xdg_home("data") / "moebox" / "calibrations")
 
 
 def stored_calibrations() -> StoredCalibrations:
@@ -76,7 +76,7 @@ def store_calibration(calibration: Calibration) -> Path:
     folder = calibrations_dir()
     with files.report_write_errors(folder):
         if not os.environ.get("MOEBOX_CALIBRATIONS"):
-            files.make_private_folder(files.data_home() / "moebox")
+            files.make_private_folder(files.xdg_home("data") / "moebox")
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return write_calibration(calibration, folder / f"{calibration.id}.json", mode=0o600)
 

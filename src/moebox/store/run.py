@@ -31,7 +31,7 @@ PIPELINE, PIPELINE_BEFORE = "pipeline.json", "story.json"  # written by `moebox 
 
 def runs_dir(named: Path | None = None) -> Path:
     """The folder of all runs: `named`, $MOEBOX_RUNS, or moebox/runs in the user's data directory."""
-    home = named or Path(os.environ.get("MOEBOX_RUNS") or files.data_home() / "moebox" / "runs")
+    home = named or Path(os.environ.get("MOEBOX_RUNS") or files.xdg_home("data") / "moebox" / "runs")
     refuse_if(os.path.isfile(home), f"{home}: is a file, not a folder of runs")
     return home
 
@@ -67,7 +67,7 @@ class Run:
         path = runs_dir(runs) / f"{stamp}-{safe_name(name) or 'run'}-{secrets.token_hex(2)}"
         try:
             if runs is None and not os.environ.get("MOEBOX_RUNS"):
-                files.make_private_folder(files.data_home() / "moebox")
+                files.make_private_folder(files.xdg_home("data") / "moebox")
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.mkdir(mode=0o700, exist_ok=False)
         except OSError as problem:

@@ -106,7 +106,7 @@ def rank_needs(model: Model, checkpoint: Checkpoint, recipe: Recipe, stage: int)
         # SGLang divides what is left by fixed ratios instead of counting sequences
         # (model_executor/pool_configurator.py:785 and mem_cache/kv_cache_configurator.py:3335 of 0.5.23).
         ratio = float(recipe.flags.get("swa-full-tokens-ratio", memory_constant("sglang", "window_ratio")))
-        windows = sum(each.count * entry_bytes(each.kind, recipe) for each in model.stack if each.kind.window_entries())
+        windows = sum(each.count * entry_bytes(each.kind, recipe) for each in model.stack if each.kind.window)
         own_token = ratio * windows * layers / model.layers
         if any(each.kind.state_bytes(1) for each in model.stack):
             states = float(recipe.flags.get("mamba-full-memory-ratio", memory_constant("sglang", "state_ratio")))

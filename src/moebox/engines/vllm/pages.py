@@ -66,7 +66,7 @@ def find_cache_pages(model: Model, recipe: Recipe, stage_layers: int, step_token
         if state := each.kind.state_bytes(tp, drafts):
             key = state, _kept_states(recipe, each.kind) + drafts
             states[key] = states.get(key, 0.0) + count
-        elif window := each.kind.window_entries():
+        elif window := each.kind.window:
             windows[size, window] = windows.get((size, window), 0.0) + count
         elif each.kind.entries_per_token:
             full[size] = full.get(size, 0.0) + count
@@ -117,7 +117,7 @@ def _compressed_pages(model: Model, recipe: Recipe, share: float, step_tokens: i
             inputs += page(tokens * 2 * overlap * kind.indexer.dim * 4)
         open_inputs = _window_pages(recipe, inputs, count, overlap * kind.ratio, tokens, step_tokens)
         fixed.append(open_inputs if kind.ratio >= 4 else FixedPages(inputs, count, 1, 1))
-    window = max(each.kind.window_entries() for each in model.stack)
+    window = max(each.kind.window for each in model.stack)
     fixed.append(_window_pages(recipe, page(64 * entry), model.layers * share, window, 64, step_tokens))
     return _pack_pages(growing, COMPRESSED_BLOCK, fixed)
 

@@ -232,7 +232,8 @@ def server_chart(records: Sequence[RunRecord]) -> ReportChart | None:
             ]
             series.append(ChartSeries(name=name, colour=place, points=tuple(pairs), markers=False))
     x, y = ChartAxis(title="seconds", zero=False), ChartAxis(title="requests")
-    caption = f"At most {view.peak_kv_use:.0%} of the KV cache in use." if view.peak_kv_use is not None else ""
+    used = view.figures.get("peak_kv_use")
+    caption = f"At most {used:.0%} of the KV cache in use." if used is not None else ""
     at = f" at {load.concurrency:,.0f}" if load.concurrency else ""
     return line_chart(f"On the server{at}", series, x=x, y=y, label="Requests running and waiting", caption=caption)
 
