@@ -39,6 +39,7 @@ from moebox.core.recipe import Listen, Recipe, Runtime
 from moebox.core.verdict import wilson_score
 from moebox.flows import switch
 from moebox.serve import preflight, state
+from moebox.serve.agent import port_is_open
 from moebox.serve.stop import stop_instance
 
 COUNTS = {"refuse": 20, "pass": 20, "bisect": 10, "kill": 20, "switch": 12, "power": 20}
@@ -232,7 +233,7 @@ class Trials:
         live = [each for each in switch.live_instances("ph") if each.detached and each.ready]
         versions = [codec.read_toml(Recipe, Path(each.run) / "recipe.toml").engine_version for each in live]
         named = codec.read_toml(Recipe, recipe)
-        answers = preflight.accepts_connections("127.0.0.1", named.listen.port)
+        answers = port_is_open("127.0.0.1", named.listen.port)
         is_applied = bool(switch.list_journals("applied"))
         for instance in state.list_instances():
             stop_instance(instance)

@@ -23,7 +23,7 @@ from moebox.core.engine_event import NodeFacts
 from moebox.errors import MoeboxError
 from moebox.serve import agent, node_checks
 from moebox.serve.agent import MASTER, processes_with_mark
-from moebox.serve.conduct import Conductor, ConductorConfig, RankCommand, start_agents
+from moebox.serve.conduct import Conductor, start_agents
 from moebox.serve.node_checks import measure_links, require_same_setup
 from moebox.serve.nodes import read_hosts
 from moebox.serve.preflight import find_free_port
@@ -33,20 +33,25 @@ ENGINE = Path(__file__).parents[1] / "cluster" / "engine.py"
 PATIENCE_S = 60.0
 
 
-def order(tmp_path: Path, *, mode: str = "", lifeline_s: float = 20.0) -> ConductorConfig:
+def command(*argv: str, **env: str) -> agent.RankCommand:
+    return {"argv": argv, "env": env, "other_names": (), "waits_for": 0}
+
+
+def order(tmp_path: Path, *, mode: str = "", lifeline_s: float = 20.0) -> agent.AgentConfig:
     port, meeting = find_free_port(), find_free_port()
     ranks = []
     for rank in range(2):
         argv = (sys.executable, str(ENGINE), "serve", "m", "--nnodes", "2", "--node-rank", str(rank))
         argv += ("--master-addr", MASTER, "--port", str(port))
-        ranks.append(RankCommand(argv=argv, env={"SMALL_ENGINE": mode, "SMALL_ENGINE_PORT": str(meeting)}))
-    return ConductorConfig(
+        ranks.append(command(*argv, SMALL_ENGINE=mode, SMALL_ENGINE_PORT=str(meeting)))
+    return agent.AgentConfig(
         mark=f"{tmp_path.name}-{port}",
         names=("a", "b"),
         master="127.0.0.1",
         addresses=("127.0.0.1", "127.0.0.1"),
         ranks=tuple(ranks),
         agent_argvs=((sys.executable, "-c", inspect.getsource(agent)),) * 2,
+        secret_names=(),
         cwd=str(tmp_path),
         stop_signals=(("SIGINT", 1.0), ("SIGKILL", 5.0)),
         lifeline_s=lifeline_s,
@@ -75,7 +80,7 @@ def test_a_rank_that_lost_another_is_not_the_cause_whichever_is_heard_first(
 
 
 @contextlib.contextmanager
-def conducted(tmp_path: Path, asked: ConductorConfig) -> Iterator["subprocess.Popen[bytes]"]:
+def conducted(tmp_path: Path, asked: agent.AgentConfig) -> Iterator["subprocess.Popen[bytes]"]:
     path = tmp_path / "nodes.json"
     path.write_text(codec.to_json(asked))
     with open(tmp_path / "log", "wb") as log:
@@ -85,15 +90,15 @@ def conducted(tmp_path: Path, asked: ConductorConfig) -> Iterator["subprocess.Po
     finally:
         running.kill()
         running.wait()
-        for pid in processes_with_mark(asked.mark):
+        for pid in processes_with_mark(asked["mark"]):
             os.kill(pid, signal.SIGKILL)
 
 
-def url(asked: ConductorConfig) -> str:
-    return f"http://127.0.0.1:{asked.ranks[0].argv[-1]}"
+def url(asked: agent.AgentConfig) -> str:
+    return f"http://127.0.0.1:{asked['ranks'][0]['argv'][-1]}"
 
 
-def serving(asked: ConductorConfig) -> None:
+def serving(asked: agent.AgentConfig) -> None:
     body = {"messages": [], "max_tokens": 4}
     until = time.monotonic() + PATIENCE_S
     while not http.post_json(f"{url(asked)}/v1/chat/completions", body).ok:
@@ -101,10 +106,10 @@ def serving(asked: ConductorConfig) -> None:
         time.sleep(0.1)
 
 
-def nothing_left(asked: ConductorConfig) -> None:
+def nothing_left(asked: agent.AgentConfig) -> None:
     until = time.monotonic() + PATIENCE_S
-    while processes_with_mark(asked.mark):
-        assert time.monotonic() < until, f"left: {processes_with_mark(asked.mark)}"
+    while processes_with_mark(asked["mark"]):
+        assert time.monotonic() < until, f"left: {processes_with_mark(asked['mark'])}"
         time.sleep(0.1)
 
 
@@ -112,7 +117,7 @@ def test_two_ranks_serve_as_one_with_one_log_and_stop_without_a_trace(tmp_path: 
     asked = order(tmp_path)
     with conducted(tmp_path, asked) as running:
         serving(asked)
-        assert len(processes_with_mark(asked.mark)) == 4  # two ranks with a worker each
+        assert len(processes_with_mark(asked["mark"])) == 4  # two ranks with a worker each
         running.send_signal(signal.SIGINT)
         assert running.wait(PATIENCE_S) == 0
         nothing_left(asked)
@@ -126,7 +131,7 @@ def test_a_rank_that_is_killed_is_named_and_takes_the_others_down(tmp_path: Path
     asked = order(tmp_path)
     with conducted(tmp_path, asked) as running:
         serving(asked)
-        os.kill(min(of_rank(asked.mark, 1)), signal.SIGKILL)
+        os.kill(min(of_rank(asked["mark"], 1)), signal.SIGKILL)
         assert running.wait(PATIENCE_S) == 9
         nothing_left(asked)
     assert "moebox: rank 1 on b was killed by SIGKILL; the other ranks were stopped" in (tmp_path / "log").read_text()
@@ -152,10 +157,7 @@ def test_a_head_that_is_killed_leaves_no_rank_running(tmp_path: Path) -> None:
 
 def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
     good = order(tmp_path)
-    broken = RankCommand(argv=("/nowhere/engine",))
-    asked = codec.decode(
-        ConductorConfig, {**codec.to_plain(good), "ranks": codec.to_plain((good.ranks[0], broken))}, where="test"
-    )
+    asked: agent.AgentConfig = {**good, "ranks": (good["ranks"][0], command("/nowhere/engine"))}
     with conducted(tmp_path, asked) as running:
         assert running.wait(PATIENCE_S) == 127
         nothing_left(asked)
@@ -210,13 +212,8 @@ def test_another_program_on_the_network_is_not_taken_for_a_node() -> None:
 
 def test_secrets_reach_a_rank_and_stand_in_no_file_and_no_argv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENGINE_KEY", "very-secret")
-    show = RankCommand(argv=(sys.executable, "-c", "import os; print('it has', len(os.environ['ENGINE_KEY']))"))
-    document = {
-        **codec.to_plain(order(tmp_path)),
-        "ranks": codec.to_plain((show, show)),
-        "secret_names": ["ENGINE_KEY"],
-    }
-    asked = codec.decode(ConductorConfig, document, where="test")
+    show = command(sys.executable, "-c", "import os; print('it has', len(os.environ['ENGINE_KEY']))")
+    asked: agent.AgentConfig = {**order(tmp_path), "ranks": (show, show), "secret_names": ["ENGINE_KEY"]}
     assert "very-secret" not in codec.to_json(asked)
     agents = start_agents(asked, "run")
     output = b""

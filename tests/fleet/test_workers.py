@@ -34,14 +34,14 @@ def nodes(*addresses: str) -> Nodes:
 
 
 def test_the_first_node_connects_to_the_workers_of_the_others_and_waits_for_them() -> None:
-    first, *others = conductor_config(deploy(recipe()), nodes(*ADDRESSES), "r").ranks
+    first, *others = conductor_config(deploy(recipe()), nodes(*ADDRESSES), "r")["ranks"]
 
-    assert first.argv[first.argv.index("--rpc") + 1] == "10.0.0.2:8001,10.0.0.3:8001"
-    assert first.waits_for == 8001
-    assert [rank.argv for rank in others] == [
+    assert first["argv"][first["argv"].index("--rpc") + 1] == "10.0.0.2:8001,10.0.0.3:8001"
+    assert first["waits_for"] == 8001
+    assert [rank["argv"] for rank in others] == [
         ("/opt/llama/bin/ggml-rpc-server", "-H", address, "-p", "8001", "-t", "4") for address in ADDRESSES[1:]
     ]
-    assert {rank.other_names for rank in others} == {("rpc-server",)}
+    assert {rank["other_names"] for rank in others} == {("rpc-server",)}
 
 
 def test_a_worker_gets_no_key() -> None:

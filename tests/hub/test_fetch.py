@@ -23,18 +23,19 @@ LOOP = """
 import json, os, sys
 from pathlib import Path
 from moebox.errors import MoeboxError
+from moebox.hub import fetch
 from moebox.hub.client import list_repository
-from moebox.hub.fetch import Fetcher
 from tests.sampling import one_in
 
 truth = {path.name: path.read_bytes() for path in Path(sys.argv[1]).iterdir()}
 result = {"complete": 0, "refused": 0, "damaged": 0, "files": 0}
 listing = list_repository("org/Small")
 wanted = [file for file in listing.files if file.path != "README.md"]
+fetch.PAUSE_S = 0.001
 for number in range(int(sys.argv[2])):
     os.environ["HF_HUB_CACHE"] = f"{sys.argv[3]}/{number}"
     try:
-        Fetcher(listing, advance=lambda size: None, pause_s=0.001).fetch_all(wanted, at_once=4)
+        fetch.Fetcher(listing, advance=lambda size: None).fetch_all(wanted, at_once=4)
         result["complete"] += 1
     except MoeboxError:
         result["refused"] += 1

@@ -4,7 +4,10 @@ import argparse
 
 import pytest
 
-from moebox.serve.embedded import FLASH, REASONING, argument_parser, server_parameters
+from moebox.serve.embedded import TABLE, argument_parser, server_parameters
+
+FLASH = TABLE["values"]["llama_flash_attn_type"]
+REASONING = TABLE["values"]["common_reasoning_format"]
 
 
 def given(*flags: str) -> argparse.Namespace:
@@ -17,7 +20,7 @@ def test_flash_attention_is_set(word: str) -> None:
     import xllamacpp
 
     asked = server_parameters(given("--flash-attn", word)).flash_attn_type
-    assert asked == getattr(xllamacpp.llama_flash_attn_type, f"LLAMA_FLASH_ATTN_TYPE_{FLASH[word]}")
+    assert asked == getattr(xllamacpp.llama_flash_attn_type, FLASH[word])
 
 
 def test_every_reasoning_format_is_another() -> None:

@@ -25,7 +25,8 @@ from moebox.core.recipe import Recipe
 from moebox.errors import BadInput, ExternalError, MoeboxError, refuse_if
 from moebox.flows import service
 from moebox.flows.recipes import saved_recipes_dir
-from moebox.serve import preflight, state
+from moebox.serve import state
+from moebox.serve.agent import port_is_open
 from moebox.serve.session import PATIENCE_S, launch_engine, prepare_launch
 from moebox.serve.stop import stop_instance
 from moebox.store import Run
@@ -125,7 +126,7 @@ def paused_endpoint(named: str, old: Recipe, new: Recipe, run: Run) -> Iterator[
         )
         keeper = start_keeper(save_journal(journal))
         stop_endpoint(journal)
-        if live and preflight.accepts_connections(live.listen.host, live.listen.port):
+        if live and port_is_open(live.listen.host, live.listen.port):
             save_journal(journal, phase="ended", live=None)
             text = f"port {live.listen.port} answers again although its engine was stopped: a service restarts it"
             raise ExternalError(text, hint="stop the service for the upgrade, e.g. `systemctl --user stop NAME`")
@@ -201,7 +202,7 @@ def apply_switch(journal: SwitchJournal) -> SwitchJournal:
         if live:
             stop_endpoint(journal)
             start_endpoint(journal, dataclasses.replace(new, listen=live.listen))
-        if live and not preflight.accepts_connections(live.listen.host, live.listen.port):
+        if live and not port_is_open(live.listen.host, live.listen.port):
             raise ExternalError(f"{new.engine} {new.engine_version} ended as soon as {journal.name} was switched to it")
     except BaseException:
         restore_endpoint(journal)

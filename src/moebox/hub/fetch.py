@@ -107,16 +107,9 @@ class Fetcher:
     """Fetches files of one commit; `advance` is called with the bytes that arrived, or were there."""
 
     def __init__(
-        self,
-        listing: HubListing,
-        *,
-        advance: Callable[[int], None],
-        recheck: bool = False,
-        retries: int = RETRIES,
-        pause_s: float = PAUSE_S,
+        self, listing: HubListing, *, advance: Callable[[int], None], recheck: bool = False, retries: int = RETRIES
     ) -> None:
-        self.listing, self.recheck, self.advance = listing, recheck, advance
-        self.retries, self.pause_s = retries, pause_s
+        self.listing, self.recheck, self.advance, self.retries = listing, recheck, advance, retries
         self.folder = client.repository_folder(listing.repo)
         self.snapshot = self.folder / "snapshots" / listing.commit
         self.verified = VerifiedFiles()
@@ -252,7 +245,7 @@ class Fetcher:
                     text = f"{self.listing.repo}: {file.path} stopped at {format_gb(at)} of {format_gb(file.size)}"
                     hint = "the same command goes on from there"
                     raise ExternalError(f"{text}: {reason.removeprefix(f'{self.listing.repo}: ')}", hint=hint)
-                if self.stop.wait(self.pause_s * 2 ** max(failures - 1, 0)):
+                if self.stop.wait(PAUSE_S * 2 ** max(failures - 1, 0)):
                     raise FetchStopped(file.path)
         return check.hexdigest()
 

@@ -5,6 +5,7 @@ import math
 import shlex
 
 from moebox.core.deployment import Deployment
+from moebox.data import load_table
 from moebox.engines import LaunchNode, build_launch
 from moebox.engines.assemble import download_variable, image_name, split_at_image, uses_gpus, weights_folder
 from moebox.engines.kv_store import store_folder
@@ -28,13 +29,7 @@ OWN_GIB = 16  # RAM of the engine itself; plans count 12 GiB
 NATIVE = 'runtime.kind = "native" (container runtimes differ from cluster to cluster)'
 NO_IMAGE = "`moebox plan … --image stock` makes a recipe without it"
 MODELS = "/models"  # where pods mount the volume for weights
-FILES = {
-    "Deployment": "engine.yaml",
-    "LeaderWorkerSet": "engine.yaml",
-    "Service": "service.yaml",
-    "NetworkPolicy": "network-policy.yaml",
-    "PersistentVolumeClaim": "weights.yaml",
-}
+FILES: dict[str, str] = load_table("launch_files")["kubernetes"]
 
 
 def slurm_context(deployment: Deployment) -> Context:

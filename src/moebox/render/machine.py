@@ -7,16 +7,7 @@ from collections.abc import Iterable
 from moebox.core import presets
 from moebox.core.deployment import Deployment
 from moebox.core.plan import Launch
-from moebox.engines import LaunchNode, build_launch
-from moebox.engines.assemble import (
-    container_network,
-    container_options,
-    image_name,
-    published_port,
-    split_at_image,
-    uses_gpus,
-    weights_folder,
-)
+from moebox.engines import LaunchNode, assemble, build_launch
 from moebox.engines.kv_store import store_folder
 from moebox.engines.reasons import option_reason, variable_reason
 from moebox.errors import refuse_if
@@ -78,32 +69,35 @@ def commented_lines(explained: Iterable[tuple[str, str]]) -> list[str]:
 def _container_context(deployment: Deployment, pieces: LaunchPieces, launch: Launch) -> Context:
     """Fill the part of the script that runs docker or podman."""
     recipe = deployment.recipe
-    before, after = split_at_image(deployment, launch)
-    published = [published_port(launch)] if container_network(recipe) != "host" else []
-    lines: list[tuple[str, str]] = []  # an option with its value, and its reason
-    for option in container_options(deployment, launch):
-        if option in ("-p", *published):
-            continue
-        if option.startswith("-") or not lines:
-            lines.append((shlex.quote(option), option_reason(option)))
-        else:
-            lines[-1] = (f"{lines[-1][0]} {shlex.quote(option)}", lines[-1][1])
+    before, after = assemble.split_at_image(deployment, launch)
+    publishes = assemble.container_network(recipe) != "host"
+    groups = [group for group in _option_groups(deployment, launch) if group[0] != "-p"]
     mounts = []
     for outside, inside in launch.mounts.items():
-        if outside != weights_folder(deployment):  # which the script replaces by MODEL_PATH
+        if outside != assemble.weights_folder(deployment):  # which the script replaces by MODEL_PATH
             text = quoting.escape_bash(f"{outside.removeprefix('~')}:{inside}")
             mounts.append(f'"$HOME{text}"' if outside.startswith("~/") else f'"{text}"')
     return {
         "tool": recipe.runtime.kind,
-        "options": commented_lines(lines),
-        "publish": _published_address(launch) if published else None,
+        "options": commented_lines((shlex.join(group), option_reason(group[0])) for group in groups),
+        "publish": _published_address(launch) if publishes else None,
         "mounts": mounts,
-        "image": shlex.quote(image_name(deployment)),
+        "image": shlex.quote(assemble.image_name(deployment)),
         "before": shlex.join(before),
         "head": shlex.join(() if recipe.runtime.setup else pieces.entry_words(after)),
         "setup": recipe.runtime.setup,
         "inner": shlex.join(pieces.entry_words(launch.argv)),
     }
+
+
+def _option_groups(deployment: Deployment, launch: Launch) -> list[list[str]]:
+    """Return the container's options, each with its value if that is a word of its own."""
+    groups: list[list[str]] = []
+    for option in assemble.container_options(deployment, launch):
+        if option.startswith("-") or not groups:
+            groups.append([])
+        groups[-1].append(option)
+    return groups
 
 
 def _common_context(pieces: LaunchPieces, deployment: Deployment, launch: Launch) -> Context:
@@ -115,7 +109,7 @@ def _common_context(pieces: LaunchPieces, deployment: Deployment, launch: Launch
         "engine": deployment.recipe.engine,
         "version": pieces.version,
         "variables": pieces.variables,
-        "image": image_name(deployment),
+        "image": assemble.image_name(deployment),
         "secrets": launch.secret_env,
         "why": {name: reason for name, reason in reasons.items() if reason},
         "store": re.sub("^~", quoting.HOME, store) if deployment.recipe.tiers.disk_gib else "",
@@ -126,7 +120,7 @@ def compose_context(deployment: Deployment) -> Context:
     """Fill the template of a Compose file with one service."""
     recipe, engine, setup = deployment.recipe, deployment.engine, deployment.recipe.runtime.setup
     pieces, launch = launch_pieces(deployment), build_launch(deployment)
-    before, after = split_at_image(deployment, launch)
+    before, after = assemble.split_at_image(deployment, launch)
     if setup:  # a shell runs it, and then the engine in its own place
         inner = quoting.escape_compose(shlex.join(pieces.entry_words(launch.argv)))
         arguments = shlex.join(compose_value(value) for piece in pieces.all_args for value in piece)
@@ -146,10 +140,10 @@ def compose_context(deployment: Deployment) -> Context:
         "env": {name: quoting.escape_compose(value) for name, value in launch.env.items()},
         "mounts": [quoting.escape_compose(f"{outside}:{inside}") for outside, inside in launch.mounts.items()],
         "volumes": [outside for outside in launch.mounts if not outside.startswith(("/", "~", "."))],
-        "publish": f"{address}{port}:{port}" if container_network(recipe) != "host" else "",
+        "publish": f"{address}{port}:{port}" if assemble.container_network(recipe) != "host" else "",
         "shares_memory": engine.shares_memory,
         "options": usual | options.compose_keys(recipe),
-        "uses_gpus": uses_gpus(deployment),
+        "uses_gpus": assemble.uses_gpus(deployment),
         "privileged": "--privileged" in presets.load_preset(recipe.runtime.preset).options,
         "health": engine.health_path,
     }
@@ -157,7 +151,7 @@ def compose_context(deployment: Deployment) -> Context:
 
 def _published_address(launch: Launch) -> str:
     """Return the address before the ports of the published port, with its colon."""
-    return published_port(launch).removesuffix(f"{launch.port}:{launch.port}")
+    return assemble.published_port(launch).removesuffix(f"{launch.port}:{launch.port}")
 
 
 def systemd_context(deployment: Deployment) -> Context:
@@ -165,7 +159,7 @@ def systemd_context(deployment: Deployment) -> Context:
     unfit = "runtime.setup: a unit would run the setup at every start"
     refuse_if(recipe.runtime.setup, unfit, hint="build an image with it")
     pieces, launch = launch_pieces(deployment), build_launch(deployment)
-    before, after = split_at_image(deployment, launch)
+    before, after = assemble.split_at_image(deployment, launch)
     start = pieces.entry_words(after if pieces.in_container else launch.argv)
     return _common_context(pieces, deployment, launch) | {
         "template": "unit.service.j2",
@@ -181,18 +175,16 @@ def systemd_context(deployment: Deployment) -> Context:
 
 def _unit_run_lines(deployment: Deployment, launch: Launch, before: list[str]) -> list[str]:
     """Return the container's options: a flag and its value on one line, the port as the unit's variable."""
-    published, address = published_port(launch), _published_address(launch)
-    lines: list[str] = []
-    for option in container_options(deployment, launch):
-        word = f"{address}${{PORT}}:${{PORT}}" if option == published else quoting.quote_unit_word(option)
-        if option.startswith("-") or not lines:
-            lines.append(word)
-        else:
-            lines[-1] += f" {word}"
+    published, address = assemble.published_port(launch), _published_address(launch)
+    port = f"{address}${{PORT}}:${{PORT}}"
+    groups = _option_groups(deployment, launch)
+    lines = [
+        " ".join(port if word == published else quoting.quote_unit_word(word) for word in group) for group in groups
+    ]
     for outside, inside in launch.mounts.items():  # %h is the home of the unit's user
         text = f"{outside.removeprefix('~')}:{inside}".replace("%", "%%").replace("$", "$$")
         lines.append(f"-v {quoting.quote_unit(f'%h{text}' if outside.startswith('~/') else text)}")
     lines += [f"-e {quoting.quote_unit_word(f'{name}={value}')}" for name, value in launch.env.items()]
     lines += [f"-e {name}" for name in launch.secret_env]
     lines += [" ".join(map(quoting.quote_unit_word, before))] if before else []
-    return [*lines, quoting.quote_unit_word(image_name(deployment))]
+    return [*lines, quoting.quote_unit_word(assemble.image_name(deployment))]

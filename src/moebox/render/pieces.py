@@ -11,6 +11,7 @@ from pathlib import Path
 from moebox.core.deployment import Deployment
 from moebox.core.recipe import Recipe, Speculate
 from moebox.core.traits import Traits
+from moebox.data import load_table
 from moebox.engines import LaunchNode
 from moebox.engines.assemble import container_network, runs_in_container
 from moebox.engines.engine import load_engine
@@ -22,17 +23,7 @@ from moebox.render import quoting
 
 DRAFT_MARK = "the-draft-goes-here"
 DEFAULT_DRAFT = "lightseekorg/kimi-k2.6-eagle3"  # the draft that Kimi K2.6's guides use, if the model names none
-VARIABLE_TEXTS = {
-    "MODEL_PATH": "Hub repository of the weights",
-    "SERVED_MODEL_NAME": "model name that clients use",
-    "MAX_MODEL_LEN": "context of one request, tokens",
-    "GPU_MEMORY_UTILIZATION": "share of each GPU's memory the engine may take",
-    "PORT": "port to listen on",
-    "ENABLE_EAGLE3": "1 turns speculative decoding on; verify the model without it first",
-    "EAGLE3_MODEL": "draft model",
-    "MASTER_ADDR": "address of the first machine",
-    "NODE_RANK": "number of this machine, from 0",
-}
+VARIABLE_TEXTS: dict[str, str] = load_table("launch_files")["variables"]
 Context = dict[str, object]  # what a template is filled with, by the names that it uses
 
 
@@ -122,7 +113,7 @@ def launch_pieces(deployment: Deployment, *, node: LaunchNode | None = None, var
     if draft and variable:
         used.append(_make_variable("ENABLE_EAGLE3", "1" if speculate else "0"))
         used += [draft_model] if speculate is None or speculate.draft else []
-    order = list(VARIABLE_TEXTS)
+    order, explained = list(VARIABLE_TEXTS), zip((*args, *draft), (*words, *draft_words), strict=True)
     by_name = {part.name: part for part in used}
     return LaunchPieces(
         recipe=recipe,
@@ -132,10 +123,7 @@ def launch_pieces(deployment: Deployment, *, node: LaunchNode | None = None, var
         draft=draft,
         variables=tuple(sorted(by_name.values(), key=lambda part: order.index(part.name))),
         in_container=in_container,
-        reasons={
-            piece: flag_reason(deployment, word)
-            for piece, word in zip((*args, *draft), (*words, *draft_words), strict=True)
-        },
+        reasons={piece: flag_reason(deployment, word) for piece, word in explained},
     )
 
 

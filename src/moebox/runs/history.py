@@ -10,18 +10,9 @@ from typing import TypeVar
 import msgspec
 
 from moebox.core import engine_event
+from moebox.core import event as events
 from moebox.core.box import Box
 from moebox.core.engine_facts import DeviceFacts, EngineFacts
-from moebox.core.event import (
-    ClimbBegan,
-    ClimbStep,
-    Event,
-    JournalLost,
-    StepEvent,
-    StepRunning,
-    VerifyBegan,
-    VerifyEnded,
-)
 from moebox.core.pipeline import Pipeline
 from moebox.escape import clip_text
 from moebox.redact import hide_secrets
@@ -29,14 +20,8 @@ from moebox.runs.record import LaunchAttempt, LogProblem, Outcome, RunFailure
 from moebox.store import JournalEntry
 from moebox.units import plural
 
-E = TypeVar("E", bound=Event)
-PUBLISHED_OUTCOMES: dict[str, Outcome] = {
-    "success": "SUCCESS",
-    "partial": "PARTIAL",
-    "failed": "FAILED",
-    "stopped": "STOPPED",
-    "": "RUNNING",
-}
+E = TypeVar("E", bound=events.Event)
+OUTCOMES: dict[str, Outcome] = {"success": "SUCCESS", "partial": "PARTIAL", "failed": "FAILED", "stopped": "STOPPED"}
 PHASE_STARTS = ("started", "start", "begin")
 PHASE_ENDS = ("finished", "done", "ready", "failed", "end", "stopped")
 
@@ -57,7 +42,7 @@ def launch_attempts(entries: Sequence[JournalEntry], *, live: bool) -> list[Laun
             moment = 0.0 if event.undated else entry.time
             attempts[current] = LaunchAttempt(
                 number=current,
-                outcome=PUBLISHED_OUTCOMES[event.outcome],
+                outcome=OUTCOMES.get(event.outcome, "RUNNING"),
                 model=event.model,
                 configuration=event.configuration,
                 command=command_line(event.argv),
@@ -93,15 +78,10 @@ def launch_attempts(entries: Sequence[JournalEntry], *, live: bool) -> list[Laun
                 reason = hide_secrets(event.message or cause)
                 ended = replace(begun, outcome="FAILED", reason=reason, remedy=event.remedy or remedy)
             attempts[current] = replace(ended, ended=entry.time)
-    found = [attempt for _, attempt in sorted(attempts.items())]
-    if live:
-        return found
-    return [
-        replace(attempt, outcome="STOPPED", reason="interrupted before it was ready")
-        if attempt.outcome == "RUNNING"
-        else attempt
-        for attempt in found
-    ]
+    for number, attempt in attempts.items():
+        if attempt.outcome == "RUNNING" and not live:
+            attempts[number] = replace(attempt, outcome="STOPPED", reason="interrupted before it was ready")
+    return [attempt for _, attempt in sorted(attempts.items())]
 
 
 def log_problems(entries: Sequence[JournalEntry], attempts: Sequence[LaunchAttempt]) -> list[LogProblem]:
@@ -155,13 +135,13 @@ def find_failure(
     return replace(failure, message=failure.message or reason or "stopped", remedy=failure.remedy or remedy)
 
 
-def climb_steps(entries: Sequence[JournalEntry]) -> list[ClimbStep]:
+def climb_steps(entries: Sequence[JournalEntry]) -> list[events.ClimbStep]:
     """Steps of the last climb, kept and dropped."""
-    steps: list[ClimbStep] = []
+    steps: list[events.ClimbStep] = []
     for entry in entries:
-        if isinstance(entry.event, ClimbBegan):
+        if isinstance(entry.event, events.ClimbBegan):
             steps = []
-        elif isinstance(entry.event, ClimbStep):
+        elif isinstance(entry.event, events.ClimbStep):
             steps.append(entry.event)
     return steps
 
@@ -200,16 +180,17 @@ def unfinished_step(pipeline: Pipeline, entries: Sequence[JournalEntry]) -> str:
     running = [step.name for step in pipeline.steps if step.state == "running"]
     if running:
         return running[0]
-    last = next(reversed(events_of(entries, StepEvent)), None)
-    return last.step if isinstance(last, StepRunning) else ""
+    last = next(reversed(events_of(entries, events.StepEvent)), None)
+    return last.step if isinstance(last, events.StepRunning) else ""
 
 
 def unfinished_checks(step: str, entries: Sequence[JournalEntry]) -> tuple[str, ...] | None:
     """Return the checks of a verification that has no end, or None. They are () if it does not name them."""
     if step == "verify":
         return ()
-    last = next((e.event for e in reversed(entries) if isinstance(e.event, VerifyBegan | VerifyEnded)), None)
-    return last.checks if isinstance(last, VerifyBegan) else None
+    newest = (entry.event for entry in reversed(entries))
+    last = next((each for each in newest if isinstance(each, events.VerifyBegan | events.VerifyEnded)), None)
+    return last.checks if isinstance(last, events.VerifyBegan) else None
 
 
 def phases(entries: Sequence[JournalEntry], pipeline: Pipeline) -> list[tuple[str, float, float]]:
@@ -241,6 +222,6 @@ def phases(entries: Sequence[JournalEntry], pipeline: Pipeline) -> list[tuple[st
 def lost_writes(entries: Sequence[JournalEntry]) -> list[str]:
     """A line for each file that a full disk refused to write."""
     lost: Counter[str] = Counter()
-    for event in events_of(entries, JournalLost):
+    for event in events_of(entries, events.JournalLost):
         lost.update(event.files)
     return [f"{name}: {plural(count, 'write')} lost to a full disk" for name, count in lost.items()]

@@ -69,12 +69,7 @@ class RunSummary:
         return text or (f"{self.solved} of {plural(self.jobs, 'job')}" if self.jobs else "–")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CachedRows:
-    """Rows by folder name, each with the stamp of the folder it was read from."""
-
-    format: int = FORMAT
-    rows: dict[str, tuple[str, RunSummary]]
+CachedRows = dict[str, tuple[str, RunSummary]]  # by folder name, with the stamp of the folder each was read from
 
 
 def summarize_run(run: Run) -> RunSummary:
@@ -83,17 +78,12 @@ def summarize_run(run: Run) -> RunSummary:
 
 
 def summarize_record(record: RunRecord) -> RunSummary:
-    peak, pipeline, recipe = record.peak_load(), record.pipeline, record.recipe
-    measured = next((load.model for load in record.loads if load.model), "")
-    names = (
-        recipe.served_name or recipe.model if recipe else "",
-        record.requested_model,
-        measured,
-        record.checked_model,
-        record.tasks.model if record.tasks else "",
-    )
+    peak, pipeline, recipe, tasks = record.peak_load(), record.pipeline, record.recipe, record.tasks
+    names = [recipe.served_name or recipe.model] if recipe else []
+    names += [record.requested_model, *(load.model for load in record.loads), record.checked_model]
+    names += [tasks.model] if tasks else []
     begun = [step.name for step in pipeline.steps if step.state not in ("waiting", "skipped")]
-    jobs = record.tasks.results if record.tasks else ()
+    jobs = tasks.results if tasks else ()
     failure = record.failure
     return RunSummary(
         id=record.id,
@@ -119,13 +109,12 @@ def list_summaries(runs: Path | None = None) -> list[RunSummary]:
     """Return a row for every run, newest first; only folders that changed since the last call are read."""
     home = runs_dir(runs)
     name = hashlib.sha256(str(home.absolute()).encode()).hexdigest()[:16]
-    path = files.xdg_home("cache") / "moebox" / "runs" / f"{name}.json"
+    path = files.xdg_home("cache") / "moebox" / "runs" / f"{name}-{FORMAT}.json"
     try:
-        cached = codec.decode(CachedRows, codec.load_json(path), where=str(path))
-        known = cached.rows if cached.format == FORMAT else {}
+        known = codec.decode(CachedRows, codec.load_json(path), where=str(path))
     except (BadInput, OSError):
         known = {}
-    rows: dict[str, tuple[str, RunSummary]] = {}
+    rows: CachedRows = {}
     entries = list(os.scandir(home)) if home.is_dir() else []
     folders = [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
     for folder in sorted(filter(is_run_folder, folders), reverse=True):
@@ -133,7 +122,7 @@ def list_summaries(runs: Path | None = None) -> list[RunSummary]:
         rows[folder.name] = before if before and before[0] == stamp else (stamp, summarize_run(Run(folder)))
     if rows != known:
         with contextlib.suppress(OSError):  # a full disk costs the cache, not the list
-            files.write_atomic(path, codec.to_json(CachedRows(rows=rows), indent=None))
+            files.write_atomic(path, codec.to_json(rows, indent=None))
     return [row for _, row in rows.values()]
 
 
@@ -221,19 +210,10 @@ def recipe_history(name: str, *, runs: Path | None = None) -> list[HistoryRow]:
         if path is None:
             continue
         recipe = codec.read_toml(Recipe, path)
-        seen = [
-            event.facts.version for event in folder.read_events() if isinstance(event, AttemptReady) and event.facts
-        ]
+        seen = (event.facts.version for event in folder.read_events() if isinstance(event, AttemptReady))
         version = f"{recipe.engine} {recipe.engine_version or next(filter(None, seen), recipe.runtime.kind)}"
-        new_row = HistoryRow(
-            run=summary.id,
-            when=summary.started,
-            version=version,
-            checks=summary.verdict,
-            tok_s=summary.output_tok_s,
-            note=summary.failed,
-        )
-        rows.append(new_row)
+        row = HistoryRow(run=summary.id, when=summary.started, version=version, note=summary.failed)
+        rows.append(replace(row, checks=summary.verdict, tok_s=summary.output_tok_s))
     hint = suggest_names(name, sorted(names)) if names else None
     refuse_if(not rows, f"no run of a recipe called {name!r}", hint=hint)
     return mark_regressions(rows)

@@ -5,6 +5,7 @@ from typing import Any
 
 from moebox import codec
 from moebox.core import result
+from moebox.data import load_table
 from moebox.errors import BadInput
 from moebox.escape import printable_line
 from moebox.loose import Json, as_object, get_number, get_objects, get_path, get_text, get_texts, is_true
@@ -117,12 +118,18 @@ def _test_name(test: str, *, cold: object) -> str:
 
 def imported_load(row: Json, *, name: str, folder: Path) -> LoadResult:
     """Read one row of another tool's file; figures that are missing or not numbers are None."""
-    completed = get_number(row, "completed", "num_completed")
+    table = load_table("imported_loads")
+    figures: Any = {field: get_number(row, *names) for field, names in table["numbers"].items()}
+    figures |= {field: get_text(row, *names) for field, names in table["texts"].items()}
+    figures |= {field: is_true(row, *names) for field, names in table["marks"].items()}
+    for field, short in table["latencies"].items():  # mean_ttft_ms and so on, or an object of its own
+        names = {stat: (f"{stat}_{short}_ms", f"{short}_ms.{stat}", f"{short}.{stat}_ms") for stat in result.STATS}
+        figures[field] = result.LatencyStats(**{stat: get_number(row, *names[stat]) for stat in names})
     lengths: dict[str, float | None] = {}
     for side in ("input", "output"):
-        names = (f"{side}_len", f"{side}_tokens", f"random_{side}_len", f"workload.{side}_tokens", f"workload.{side}")
-        total = get_number(row, f"total_{side}_tokens")
-        requested = get_number(row, *names)
+        shapes = (f"{side}_len", f"{side}_tokens", f"random_{side}_len", f"workload.{side}_tokens", f"workload.{side}")
+        total, completed = get_number(row, f"total_{side}_tokens"), figures["completed"]
+        requested = get_number(row, *shapes)
         lengths[side] = requested if requested is not None or total is None or not completed else total / completed
     title = get_text(row, "workload.title", "workload.name", "workload", "preset", "dataset_name")
     shape = lengths_text(lengths["input"], lengths["output"])
@@ -130,47 +137,16 @@ def imported_load(row: Json, *, name: str, folder: Path) -> LoadResult:
     workload = ", ".join(text for text in kinds if text not in ("", "random")) or shape
     test = get_text(row, "test")
     return LoadResult(
+        **figures,
         name=_test_name(test, cold=row.get("cold")) if test else get_text(row, "name", "label") or name,
         workload="prefill and decode alone" if row.get("kind") == "pp-tg" else workload,
-        concurrency=get_number(row, "concurrency", "max_concurrency", "load.concurrency"),
-        request_rate=get_number(row, "rate", "request_rate", "load.rate"),
         input_tokens=lengths["input"],
         output_tokens=lengths["output"],
         uniform_lengths=row.get("lengths") == "uniform",
-        requests=get_number(row, "num_prompts", "requests"),
-        completed=completed,
-        failed=get_number(row, "failed", "num_failed"),
-        duration_s=get_number(row, "duration", "duration_s"),
-        request_s=get_number(row, "request_throughput"),
-        output_tok_s=get_number(row, "output_throughput", "output_tok_s"),
-        total_tok_s=get_number(row, "total_token_throughput", "total_tok_s"),
-        peak_tok_s=get_number(row, "max_output_tokens_per_s", "peak_output_tok_s"),
-        tg_tok_s=get_number(row, "tg_tok_s", "decode_tok_s"),
-        pp_tok_s=get_number(row, "pp_tok_s", "prefill_tok_s"),
-        ttft=_imported_latency(row, "ttft"),
-        tpot=_imported_latency(row, "tpot"),
-        itl=_imported_latency(row, "itl"),
-        e2e=_imported_latency(row, "e2el"),
-        tokens_per_joule=get_number(row, "tokens_per_joule", "power.tokens_per_joule", "power.output_tokens_per_joule"),
-        acceptance=get_number(row, "accepted_per_step", "server.accepted_per_step", "acceptance_length"),
-        client_limited=is_true(row, "client_limited"),
         flags=tuple(map(printable_line, get_texts(row, "flags"))),
-        partial=is_true(row, "partial", "interrupted"),
-        simulation=is_true(row, "simulation", "simulated"),
-        model=get_text(row, "model_id"),
-        source=get_text(row, "source"),
-        note=get_text(row, "note"),
         samples=_find_samples(get_path(row, "samples"), folder, name),
         raw=row,
     )
-
-
-def _imported_latency(row: Json, name: str) -> result.LatencyStats:
-    """Read mean_ttft_ms, p99_ttft_ms and so on, or an object of its own under `name`."""
-    values = {
-        stat: get_number(row, f"{stat}_{name}_ms", f"{name}_ms.{stat}", f"{name}.{stat}_ms") for stat in result.STATS
-    }
-    return result.LatencyStats(**values)
 
 
 def lengths_text(input_tokens: float | None, output_tokens: float | None) -> str:

@@ -72,13 +72,10 @@ class TableFindings(KernelFindings):
 
 def upgrade_check(document: Json) -> Json:
     """Until November 2026 a probe that passed with a remark had `caution`, now a warning, and quirks were `habits`."""
-    probes = [
-        {
-            **{name: value for name, value in probe.items() if name != "caution"},
-            **({"verdict": "warn"} if probe.get("caution") is True else {}),
-        }
-        for probe in get_objects(document, "probes")
-    ]
+    probes = [dict(probe) for probe in get_objects(document, "probes")]
+    for probe in probes:
+        if probe.pop("caution", None) is True:
+            probe["verdict"] = "warn"
     new = {"quirks" if name == "habits" else name: value for name, value in document.items()}
     return {**new, "probes": probes} if probes else new
 

@@ -23,6 +23,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from typing import IO, TypedDict
 
 MARK = "MOEBOX_RANK"  # in the environment of every process of a rank
@@ -36,27 +37,29 @@ PINGS = 50  # their median is the round trip
 AgentReply = dict[str, object]  # for JSON
 
 
-class RankCommandJson(TypedDict):
-    argv: list[str]
+class RankCommand(TypedDict):
+    argv: Sequence[str]
     env: dict[str, str]
-    other_names: list[str]
-    waits_for: int
+    other_names: Sequence[str]  # of the program
+    waits_for: int  # port of every other node that must be open before it starts
 
 
 class AgentConfig(TypedDict, total=False):
-    """conduct.ConductorConfig as JSON, with more fields for some modes."""
+    """What the conductor is given as a file without secrets; and the fields that it adds for its agents."""
 
     mark: str
-    mode: str
-    rank: int | None
-    names: list[str]
-    addresses: list[str]
-    master: str
-    ranks: list[RankCommandJson]
-    secrets: dict[str, str]
+    names: Sequence[str]  # nodes by rank
+    master: str  # address of the first
+    addresses: Sequence[str]  # of all nodes
+    ranks: Sequence[RankCommand]
+    agent_argvs: Sequence[Sequence[str]]  # one per node (ssh), or a single one for all (srun)
+    secret_names: Sequence[str]
     cwd: str
-    stop_signals: list[tuple[str, float]]
-    lifeline_s: float
+    stop_signals: Sequence[tuple[str, float]]
+    lifeline_s: float  # without a line from the conductor, before a node stops its rank
+    mode: str  # from here on the conductor's
+    rank: int | None
+    secrets: dict[str, str]
     version: list[str]  # from here on for `probe`
     weights: str
     first_only: bool
@@ -102,11 +105,10 @@ def list_descendants() -> list[int]:
 def processes_with_mark(mark: str) -> list[int]:
     wanted = f"{MARK}={mark}".encode()
     found: list[int] = []
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
-            if wanted in file.read().split(b"\0"):
-                found.append(int(name))
-    return [pid for pid in found if pid != os.getpid()]
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
+            found += [pid] * (pid != os.getpid() and wanted in file.read().split(b"\0"))
+    return found
 
 
 def send_signal(pids: list[int], number: int) -> None:
@@ -124,8 +126,7 @@ class RankProcess:
         self.prefix = b"" if rank == 0 else f"[{rank} {config['names'][rank]}] ".encode()
         self.rest = b""
         self.last_input = time.monotonic()
-        self.stopping = False
-        self.head_gone = False
+        self.stopping = self.head_gone = False
         self.cancel_signal = 0  # the signal that this agent received
         for sign in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(sign, self.cancel)
@@ -136,9 +137,8 @@ class RankProcess:
 
     def run(self) -> int:
         """Run until the rank has ended. Return its exit code."""
-        libc = ctypes.CDLL(None)
+        libc, own = ctypes.CDLL(None), self.config["ranks"][self.rank]
         libc.prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
-        own = self.config["ranks"][self.rank]
         if own["waits_for"] and not self.wait_for_others(own["waits_for"]):
             return 0
         argv = [word.replace(MASTER, self.config["master"]) for word in own["argv"]]
@@ -237,7 +237,7 @@ class RankProcess:
             subprocess.run(["scancel", job], check=False)  # the conductor cannot release the allocation any more
 
 
-def find_program(part: RankCommandJson) -> str:
+def find_program(part: RankCommand) -> str:
     """The path of the rank's program under any of its names, or ""."""
     program = part["argv"][0]
     for name in [program, *(os.path.join(os.path.dirname(program), other) for other in part["other_names"])]:
@@ -332,7 +332,7 @@ def receive(connection: socket.socket, size: int) -> bytes:
     return data
 
 
-def dial_nodes(config: AgentConfig, addresses: list[str]) -> AgentReply:
+def dial_nodes(config: AgentConfig, addresses: Sequence[str]) -> AgentReply:
     """The link to each of these nodes, or the first problem."""
     links: list[AgentReply] = []
     for address in addresses:

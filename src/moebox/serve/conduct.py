@@ -14,14 +14,14 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from moebox import codec
+from moebox.serve.agent import AgentConfig
 from moebox.serve.faults import describe_exit
 
 BEAT_S = 2.0
-LIFELINE_S = 20.0  # without a line from the conductor, before a node stops its rank
 SETTLE_S = 3.0  # after the first rank has ended, for the others to print their errors
 SWEEP_S = 20.0
 ENDED = re.compile(rb"moebox-agent: rank (\d+) (?:ended with (-?\d+)|cannot be started: (.*))")
@@ -33,47 +33,20 @@ OF_RANK = re.compile(rb"\[(\d+) ")  # prefix of the lines of all ranks but the f
 SLURM_ENDED = re.compile(rb"srun: error: (\S+): task (\d+): (.*)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankCommand:
-    argv: tuple[str, ...]
-    env: dict[str, str] = field(default_factory=dict)
-    other_names: tuple[str, ...] = ()  # of the program
-    waits_for: int = 0  # port of every other node that must be open before it starts
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConductorConfig:
-    """The conductor's config; it contains no secret."""
-
-    mark: str
-    names: tuple[str, ...]  # nodes by rank
-    master: str  # address of the first
-    addresses: tuple[str, ...] = ()  # of all nodes
-    ranks: tuple[RankCommand, ...]
-    agent_argvs: tuple[tuple[str, ...], ...]  # one per node (ssh), or a single one for all (srun)
-    secret_names: tuple[str, ...] = ()
-    cwd: str = ""
-    stop_signals: tuple[tuple[str, float], ...] = (("SIGINT", 15.0), ("SIGTERM", 10.0), ("SIGKILL", 5.0))
-    lifeline_s: float = LIFELINE_S
-
-    def first_line(self, mode: str, rank: int | None, **more: object) -> bytes:
-        """The first line that an agent reads: this config as JSON, with secrets."""
-        document = {**codec.to_plain(self), "mode": mode, "rank": rank, **more}
-        document["secrets"] = {name: os.environ[name] for name in self.secret_names if name in os.environ}
-        return json.dumps(document).encode() + b"\n"
-
-
-def start_agents(config: ConductorConfig, mode: str, **more: object) -> "list[subprocess.Popen[bytes]]":
-    agents = []
-    for place, way in enumerate(config.agent_argvs):
+def start_agents(config: AgentConfig, mode: str, **more: object) -> "list[subprocess.Popen[bytes]]":
+    """Start the agents, and give each its config with the secrets."""
+    agents, names, argvs = [], config["names"], config["agent_argvs"]
+    secrets = {name: os.environ[name] for name in config["secret_names"] if name in os.environ}
+    for place, way in enumerate(argvs):
         agent = subprocess.Popen(
             way, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
         )
         agents.append(agent)
-        rank = place if len(config.agent_argvs) > 1 or len(config.names) == 1 else None
+        rank = place if len(argvs) > 1 or len(names) == 1 else None
+        document = {**config, "mode": mode, "rank": rank, "secrets": secrets, **more}
         with contextlib.suppress(OSError):
             assert agent.stdin
-            agent.stdin.write(config.first_line(mode, rank, **more))
+            agent.stdin.write(json.dumps(document).encode() + b"\n")
             agent.stdin.flush()
     return agents
 
@@ -87,7 +60,7 @@ class RankEnd:
 
 
 class Conductor:
-    def __init__(self, config: ConductorConfig) -> None:
+    def __init__(self, config: AgentConfig) -> None:
         self.config = config
         self.ends: list[RankEnd] = []  # in order of arrival, before the others were stopped
         self.lost_another: set[int] = set()  # ranks with a message of LOST_ANOTHER
@@ -105,8 +78,8 @@ class Conductor:
             self._end_agents()
         if self.ends and not self.stop_requested:
             cause = self.first_cause()
-            others = "" if len(self.config.names) == 1 else "; the other ranks were stopped"
-            name = self.config.names[cause.rank]
+            others = "" if len(self.config["names"]) == 1 else "; the other ranks were stopped"
+            name = self.config["names"][cause.rank]
             print(f"moebox: rank {cause.rank} on {name} {cause.description}{others}", flush=True)
             return cause.code or 1
         return 0
@@ -172,7 +145,7 @@ class Conductor:
             outside = ended[2] is None or code < 0
             self._note_end(RankEnd(rank=int(ended[1]), description=description, code=abs(code), from_outside=outside))
         elif slurm := SLURM_ENDED.search(line):
-            self._note_lost_agent(min(int(slurm[2]), len(self.config.names) - 1), slurm[3].decode(errors="replace"))
+            self._note_lost_agent(min(int(slurm[2]), len(self.config["names"]) - 1), slurm[3].decode(errors="replace"))
 
     def _note_lost_agent(self, rank: int, how: str) -> None:
         """Note that a rank's agent is gone, unless it has reported the end of its rank."""
@@ -197,7 +170,7 @@ class Conductor:
     def _end_agents(self) -> None:
         """Stop all agents, and kill what is left of their ranks on every node."""
         self._send_agents(b"stop\n", close=True)
-        until = time.monotonic() + sum(wait for _, wait in self.config.stop_signals) + 10.0
+        until = time.monotonic() + sum(wait for _, wait in self.config["stop_signals"]) + 10.0
         for agent in self.agents:
             try:
                 agent.wait(max(until - time.monotonic(), 0.1))
@@ -211,8 +184,7 @@ class Conductor:
 
 
 def main() -> int:
-    path = Path(sys.argv[1])
-    return Conductor(codec.decode(ConductorConfig, codec.load_json(path), where=str(path))).run()
+    return Conductor(codec.load_json(Path(sys.argv[1]))).run()
 
 
 if __name__ == "__main__":

@@ -3,9 +3,11 @@
 Keys are never written: files and printed commands refer to the environment variable that holds the key.
 """
 
+import itertools
 import json
 import os
 import shlex
+import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -34,11 +36,8 @@ COMPACT_PERCENT = 80  # per cent of the context
 MAX_OUTPUT = 32768  # most tokens of one reply; never more than half the context
 QUESTION = "Read the file /srv/notes/shopping.txt with the tool."
 PATH = "/srv/notes/shopping.txt"
-PARAMETERS = {
-    "type": "object",
-    "properties": {"file_path": {"type": "string", "description": "absolute path"}},
-    "required": ["file_path"],
-}
+FILE_PATH = {"type": "string", "description": "absolute path"}
+PARAMETERS = {"type": "object", "properties": {"file_path": FILE_PATH}, "required": ["file_path"]}
 MAX_TOKENS = 4096  # enough to think before the call
 MAX_EVENTS = 4 * MAX_TOKENS  # some servers send several events per token
 MAX_REPLY_S = 1800.0  # for a whole reply, at two tokens a second
@@ -59,6 +58,11 @@ class LiveModel:
     key_env: str = ""
     context: int = DEFAULT_CONTEXT
     vision: bool = False
+
+    @property
+    def shell_key(self) -> str:
+        """The key as a word of a shell command."""
+        return f'"${self.key_env}"' if self.key_env else NO_KEY
 
 
 def client_settings(client: ClientName, live: LiveModel) -> ClientSettings:
@@ -92,9 +96,9 @@ def _claude_settings(live: LiveModel) -> ClientSettings:
     if live.context < CLAUDE_MIN_WINDOW:
         env["CLAUDE_AUTOCOMPACT_PCT_OVERRIDE"] = str(max(1, COMPACT_PERCENT * live.context // window))
     exports = {name: f"export {name}={shlex.quote(value)}" for name, value in env.items()}
+    exports["ANTHROPIC_API_KEY"] = f"export ANTHROPIC_API_KEY={live.shell_key}"
     changes: dict[str, object] = {"env": env}
     if live.key_env:
-        exports["ANTHROPIC_API_KEY"] = f'export ANTHROPIC_API_KEY="${live.key_env}"'
         del env["ANTHROPIC_API_KEY"]
         changes["apiKeyHelper"] = f"printenv {live.key_env}"
     folder = Path(os.environ.get("CLAUDE_CONFIG_DIR") or Path.home() / ".claude")
@@ -125,13 +129,12 @@ def _zed_settings(live: LiveModel) -> ClientSettings:
     changes = {"language_models": {"openai_compatible": {"moebox": provider}}}
     home = files.xdg_home("config")
     # Zed reads a provider's key from NAME_API_KEY, or asks for it once and stores it in the system's keychain.
-    key = f'export MOEBOX_API_KEY="${live.key_env}"' if live.key_env else f"export MOEBOX_API_KEY={NO_KEY}"
     return ClientSettings(
         client="zed",
         text=codec.to_json(changes, indent=2),
         path=home / "zed" / "settings.json",
         changes=changes,
-        notes=(f"run `{key}` before you start Zed: it reads the key from there",),
+        notes=(f"run `export MOEBOX_API_KEY={live.shell_key}` before you start Zed: it reads the key from there",),
     )
 
 
@@ -158,18 +161,17 @@ def _opencode_settings(live: LiveModel) -> ClientSettings:
 
 
 def _openai_settings(live: LiveModel) -> ClientSettings:
-    key = f'export OPENAI_API_KEY="${live.key_env}"' if live.key_env else f"export OPENAI_API_KEY={NO_KEY}"
-    lines = [f"export OPENAI_BASE_URL={shlex.quote(live.endpoint.base_url)}", key, ""]
-    lines += [
-        "python3 - <<'CODE'",
-        "from openai import OpenAI",
-        "answer = OpenAI().chat.completions.create(",
-        f"    model={live.endpoint.model!r}, messages=[{{'role': 'user', 'content': 'Say hello.'}}]",
-        ")",
-        "print(answer.choices[0].message.content)",
-        "CODE",
-    ]
-    return ClientSettings(client="openai", text="\n".join(lines))
+    text = f"""export OPENAI_BASE_URL={shlex.quote(live.endpoint.base_url)}
+export OPENAI_API_KEY={live.shell_key}
+
+python3 - <<'CODE'
+from openai import OpenAI
+answer = OpenAI().chat.completions.create(
+    model={live.endpoint.model!r}, messages=[{{'role': 'user', 'content': 'Say hello.'}}]
+)
+print(answer.choices[0].message.content)
+CODE"""
+    return ClientSettings(client="openai", text=text)
 
 
 def _curl_settings(live: LiveModel) -> ClientSettings:
@@ -196,24 +198,15 @@ def write_settings(settings: ClientSettings) -> tuple[Path, Path | None]:
     after = jsonc.merge_changes(before or "", settings.changes, str(path))
     if after == before:
         return path, None
+    backup = None
     with files.report_write_errors(path, error_type=BadInput):
-        if before is None:
-            files.write_atomic(path, after, mode=0o600)
-            return path, None
-        backup = _write_backup(path, before)
-        files.write_atomic(path, after, mode=path.stat().st_mode & 0o777)
+        if before is not None:
+            stem = f"{path.name}.{time.strftime('%Y%m%d-%H%M%S')}"
+            names = itertools.chain([f"{stem}.bak"], (f"{stem}-{number}.bak" for number in itertools.count(1)))
+            backup = next(place for place in map(path.with_name, names) if not place.exists())
+            shutil.copy(path, backup)
+        files.write_atomic(path, after, mode=path.stat().st_mode & 0o777 if backup else 0o600)
     return path, backup
-
-
-def _write_backup(path: Path, before: str) -> Path:
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    for number in range(1000):
-        backup = path.with_name(f"{path.name}.{stamp}{f'-{number}' if number else ''}.bak")
-        if not backup.exists():
-            backup.write_text(before, encoding="utf-8")
-            backup.chmod(path.stat().st_mode & 0o777)
-            return backup
-    raise BadInput(f"{path}: too many backups beside it")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,93 +218,62 @@ class EndpointCall:
 
 
 def call_as_client(client: ClientName, endpoint: Endpoint, *, timeout_s: float = 300.0) -> EndpointCall:
-    """Call as `client` does. Raise AnswerIsNo if the client cannot use the reply."""
-    if client == "claude-code":
-        return _call_messages(endpoint, timeout_s)
-    return _call_chat(endpoint, tools=client in ("zed", "opencode"), timeout_s=timeout_s)
+    """Call as `client` does: streamed, with a tool that must be called by those that use tools.
 
-
-def question_texts() -> Any:
-    return catalogue.load_table("questions")["clients"]  # the phantom was trained on these texts
-
-
-def _call_messages(endpoint: Endpoint, timeout_s: float) -> EndpointCall:
-    """Anthropic's /v1/messages, streamed, with a tool that must be called."""
-    url, texts = f"{endpoint.server_url}/v1/messages", question_texts()
-    body = {
-        "model": endpoint.model,
-        "max_tokens": MAX_TOKENS,
-        "stream": True,
-        "system": [{"type": "text", "text": texts["coding_system"]}],
-        "messages": [{"role": "user", "content": [{"type": "text", "text": QUESTION}]}],
-        "tools": [{"name": "Read", "description": texts["read_description"], "input_schema": PARAMETERS}],
-    }
-    headers = {"x-api-key": endpoint.key or "dummy", "anthropic-version": "2023-06-01"}
-    call = StreamedCall()
-    reason = ""
-    for event in _stream_events(url, headers | endpoint.headers, body, timeout_s):
-        call.events += 1
+    Raise AnswerIsNo if the client cannot use the reply.
+    """
+    texts: Any = catalogue.load_table("questions")["clients"]  # the phantom was trained on these texts
+    body: dict[str, object] = {"model": endpoint.model, "max_tokens": MAX_TOKENS, "stream": True}
+    headers, tool = dict(endpoint.headers), ""
+    if client == "claude-code":  # Anthropic's /v1/messages
+        protocol, url, tool = "anthropic messages", f"{endpoint.server_url}/v1/messages", "Read"
+        headers = {"x-api-key": endpoint.key or "dummy", "anthropic-version": "2023-06-01"} | headers
+        body |= {
+            "system": [{"type": "text", "text": texts["coding_system"]}],
+            "messages": [{"role": "user", "content": [{"type": "text", "text": QUESTION}]}],
+            "tools": [{"name": tool, "description": texts["read_description"], "input_schema": PARAMETERS}],
+        }
+    else:  # OpenAI's chat completions
+        protocol, url, question = "openai chat", f"{endpoint.base_url}/chat/completions", texts["hello"]
+        if client in CLIENTS_WITH_CONTEXT:
+            protocol, question, tool = "openai chat with tools", QUESTION, "read_file"
+            function = {"name": tool, "description": texts["read_description"], "parameters": PARAMETERS}
+            body |= {"tools": [{"type": "function", "function": function}], "tool_choice": "auto"}
+        body |= {"stream_options": {"include_usage": True}, "messages": [{"role": "user", "content": question}]}
+    name, arguments, text, reason, events = "", "", "", "", 0
+    for event in _stream_events(url, headers, body, timeout_s):
+        events += 1
         if get_text(event, "content_block.type") == "tool_use":
-            call.name = get_text(event, "content_block.name")
-        call.arguments += get_text(event, "delta.partial_json")
-        call.text += get_text(event, "delta.text")
+            name = get_text(event, "content_block.name")
+        arguments += get_text(event, "delta.partial_json")
+        text += get_text(event, "delta.text")
         reason = get_text(event, "delta.stop_reason") or reason
-    call.require_call(url, "Read", f" (stop_reason {reason or 'missing'})")
-    evidence = f"{call.name}({call.arguments}), {reason}"
-    return EndpointCall(protocol="anthropic messages", url=url, evidence=evidence, events=call.events)
-
-
-def _call_chat(endpoint: Endpoint, *, tools: bool, timeout_s: float) -> EndpointCall:
-    """OpenAI's chat completions, streamed; with a tool for the clients that use tools."""
-    url, texts = f"{endpoint.base_url}/chat/completions", question_texts()
-    body: dict[str, object] = {
-        "model": endpoint.model,
-        "max_tokens": MAX_TOKENS,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "messages": [{"role": "user", "content": QUESTION if tools else texts["hello"]}],
-    }
-    if tools:
-        function = {"name": "read_file", "description": texts["read_description"], "parameters": PARAMETERS}
-        body |= {"tools": [{"type": "function", "function": function}], "tool_choice": "auto"}
-    call = StreamedCall()
-    for event in _stream_events(url, endpoint.headers, body, timeout_s):
-        call.events += 1
         for choice in get_objects(event, "choices"):
-            call.text += get_text(choice, "delta.content")
+            text += get_text(choice, "delta.content")
             for part in get_objects(choice, "delta.tool_calls"):
-                call.name = call.name or get_text(part, "function.name")
-                call.arguments += get_text(part, "function.arguments")
-    if not tools:
-        text = call.text.strip()
-        if not text:
+                name = name or get_text(part, "function.name")
+                arguments += get_text(part, "function.arguments")
+    if not tool:
+        evidence = text.strip()[:120]
+        if not evidence:
             raise AnswerIsNo(f"{url}: the reply has no text", hint="does the reasoning parser swallow the answer?")
-        return EndpointCall(protocol="openai chat", url=url, evidence=text[:120], events=call.events)
-    call.require_call(url, "read_file")
-    evidence = f"{call.name}({call.arguments})"
-    return EndpointCall(protocol="openai chat with tools", url=url, evidence=evidence, events=call.events)
+    else:
+        suffix = f" (stop_reason {reason or 'missing'})" if client == "claude-code" else ""
+        _require_call(url, name, arguments, wanted=tool, otherwise=f"{text[:120]!r}{suffix}")
+        evidence = f"{name}({arguments})" + (f", {reason}" if client == "claude-code" else "")
+    return EndpointCall(protocol=protocol, url=url, evidence=evidence, events=events)
 
 
-@dataclass
-class StreamedCall:
-    """The parts of a reply that have arrived."""
-
-    events: int = 0
-    name: str = ""
-    arguments: str = ""
-    text: str = ""
-
-    def require_call(self, url: str, wanted: str, suffix: str = "") -> None:
-        """Raise AnswerIsNo unless the tool `wanted` was called with PATH."""
-        if not self.name:
-            text = f"{self.text[:120]!r}{suffix}"
-            raise AnswerIsNo(f"{url}: answered without calling the tool: {text}", hint="is a tool parser set?")
-        try:
-            given = json.loads(self.arguments or "{}")
-        except (ValueError, RecursionError):
-            raise AnswerIsNo(f"{url}: the tool's arguments are not valid JSON: {self.arguments[:120]!r}") from None
-        if self.name != wanted or get_text(given, "file_path") != PATH:
-            raise AnswerIsNo(f"{url}: called {self.name}({self.arguments[:120]}) instead of {wanted} with {PATH}")
+def _require_call(url: str, name: str, arguments: str, *, wanted: str, otherwise: str) -> None:
+    """Raise AnswerIsNo unless the tool `wanted` was called with PATH; without a call the reply was `otherwise`."""
+    if not name:
+        raise AnswerIsNo(f"{url}: answered without calling the tool: {otherwise}", hint="is a tool parser set?")
+    try:
+        given = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        raise AnswerIsNo(f"{url}: the tool's arguments are not valid JSON: {arguments[:120]!r}") from None
+    if name != wanted or get_text(given, "file_path") != PATH:
+        raise AnswerIsNo(f"{url}: called {name}({arguments[:120]}) instead of {wanted} with {PATH}")
 
 
 def _stream_events(url: str, headers: Mapping[str, str], body: Json, timeout_s: float) -> Iterator[Json]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from moebox import codec, files
+from moebox.checkpoint.gguf import ggml_types
 from moebox.core import catalogue
 from moebox.core.deployment import Deployment
 from moebox.core.model import Gqa, Mla, Model
@@ -82,13 +83,8 @@ def cut_model(deployment: Deployment, layers: int) -> str:
     return str(made)
 
 
-def block_sizes() -> dict[int, tuple[int, int]]:
-    """Elements and bytes of a block, by type."""
-    return {row["id"]: (row["weights"], row["bytes"]) for row in catalogue.load_table("ggml")["types"].values()}
-
-
 def dummy_weight(name: str, shape: tuple[int, ...], kind: int) -> WeightEntry:
-    elements, size = block_sizes()[kind]
+    _, elements, size, _ = ggml_types()[kind]
     return WeightEntry(name=name, shape=shape, type=kind, bytes=math.prod(shape) // elements * size)
 
 
@@ -122,7 +118,7 @@ def write_gguf(
         if tensor.name.startswith("blk.") and tensor.type != F32:  # routers and norms keep their type
             real = ggml_type((types or {}).get(tensor.name, ""))
             for kind in (others if tensor.type == F16 else None, real):
-                if kind is not None and tensor.shape[0] % block_sizes()[kind][0] == 0:  # rows of whole blocks
+                if kind is not None and tensor.shape[0] % ggml_types()[kind][1] == 0:  # rows of whole blocks
                     tensor = dummy_weight(tensor.name, tensor.shape, kind)
         weights.append(tensor)
     head = header_bytes(gguf_metadata(model, layers), weights)

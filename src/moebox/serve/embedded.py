@@ -12,46 +12,23 @@ import sys
 import threading
 from typing import Any
 
-CACHE_TYPES = {"f16": "GGML_TYPE_F16", "bf16": "GGML_TYPE_BF16", "f32": "GGML_TYPE_F32", "q8_0": "GGML_TYPE_Q8_0"}
-CACHE_TYPES |= {"q4_0": "GGML_TYPE_Q4_0"}
-FLASH = {"on": "ENABLED", "off": "DISABLED", "auto": "AUTO"}
-REASONING = {"none": "NONE", "auto": "AUTO", "deepseek": "DEEPSEEK", "deepseek-legacy": "DEEPSEEK_LEGACY"}
+from moebox.data import load_table
+
+TABLE = load_table("embedded")
 
 
 def argument_parser() -> argparse.ArgumentParser:
     """Parser of the supported llama-server flags."""
     parser = argparse.ArgumentParser(prog="moebox-embedded", allow_abbrev=False, description=__doc__)
-    add = parser.add_argument
-    add("-m", "--model", required=True)
-    add("-a", "--alias", default="")
-    add("--host", default="127.0.0.1")
-    add("--port", type=int, default=8080)
-    add("-c", "--ctx-size", type=int, default=4096)
-    add("-np", "--parallel", type=int, default=1)
-    add("-t", "--threads", type=int, default=0)
-    add("-tb", "--threads-batch", type=int, default=0)
-    add("-b", "--batch-size", type=int, default=2048)
-    add("-ub", "--ubatch-size", type=int, default=512)
-    add("-ctk", "--cache-type-k", choices=CACHE_TYPES, default="f16")
-    add("-ctv", "--cache-type-v", choices=CACHE_TYPES, default="f16")
-    add("-ngl", "--gpu-layers", "--n-gpu-layers", default="auto")
-    add("-fa", "--flash-attn", choices=FLASH, default="auto")
-    add("-lv", "--verbosity", "--log-verbosity", type=int, default=4)
-    add("--jinja", action=argparse.BooleanOptionalAction, default=True)
-    add("--metrics", action="store_true")
-    add("--slots", action=argparse.BooleanOptionalAction, default=True)
-    add("--special", action="store_true")
-    add("--chat-template-kwargs", type=json.loads, default={})
-    add("--chat-template", default="")
-    add("--reasoning-format", choices=REASONING, default="auto")
-    add("--reasoning-budget", type=int, default=-1)
-    add("--no-warmup", action="store_true")
-    add("--cache-ram", type=int, default=0)
-    add("--slot-save-path", default="")
-    add("--spec-type", choices=("none", "draft-simple"), default="none")
-    add("-md", "--spec-draft-model", default="")
-    add("--spec-draft-n-max", type=int, default=3)
-    add("-ot", "--override-tensor", type=check_placement, action="append")
+    parser.add_argument("-m", "--model", required=True)
+    parser.add_argument("--chat-template-kwargs", type=json.loads, default={})
+    parser.add_argument("-ot", "--override-tensor", type=check_placement, action="append")
+    for flag in TABLE["flags"]:
+        default, choices = flag["default"], TABLE["values"].get(flag.get("values"))
+        kind: Any = {"type": type(default), "choices": choices}
+        if isinstance(default, bool):
+            kind = {"action": argparse.BooleanOptionalAction}
+        parser.add_argument(*flag["names"], dest=flag.get("parameter"), default=default, **kind)
     return parser
 
 
@@ -66,25 +43,19 @@ def server_parameters(given: argparse.Namespace) -> Any:
     import xllamacpp as x
 
     p = x.CommonParams()
-    p.model.path, p.hostname, p.port = given.model, given.host, given.port
-    p.n_ctx, p.n_parallel = given.ctx_size, given.parallel
-    p.n_batch, p.n_ubatch = given.batch_size, given.ubatch_size
+    for flag in TABLE["flags"]:
+        if name := flag.get("parameter"):
+            value = getattr(given, name)
+            if enum := flag.get("values"):
+                value = getattr(getattr(x, enum), TABLE["values"][enum][value])
+            setattr(p, name, value)
+    p.model.path, p.endpoint_props, p.webui = given.model, False, False
     # More threads than this process may use would spin, and make llama.cpp many times slower.
     p.cpuparams.n_threads = given.threads or max(1, len(os.sched_getaffinity(0)))
     p.cpuparams_batch.n_threads = given.threads_batch or p.cpuparams.n_threads
-    p.cache_type_k = getattr(x.ggml_type, CACHE_TYPES[given.cache_type_k])
-    p.cache_type_v = getattr(x.ggml_type, CACHE_TYPES[given.cache_type_v])
-    p.flash_attn_type = getattr(x.llama_flash_attn_type, f"LLAMA_FLASH_ATTN_TYPE_{FLASH[given.flash_attn]}")
-    p.reasoning_format = getattr(
-        x.common_reasoning_format, f"COMMON_REASONING_FORMAT_{REASONING[given.reasoning_format]}"
-    )
-    p.use_jinja, p.endpoint_metrics, p.endpoint_slots = given.jinja, given.metrics, given.slots
-    p.endpoint_props, p.special = False, given.special
     # The wheel's 3 prints what llama-server prints at 4; its own 4 adds every request and answer.
     p.verbosity = max(given.verbosity - 1, 0)
-    p.warmup, p.cache_ram_mib = not given.no_warmup, given.cache_ram
     p.default_template_kwargs = {key: json.dumps(value) for key, value in given.chat_template_kwargs.items()}
-    p.reasoning_budget, p.webui = given.reasoning_budget, False
     if given.slot_save_path:
         p.slot_save_path = os.path.join(given.slot_save_path, "")  # llama.cpp appends the file name to it
     if given.alias:

@@ -40,11 +40,6 @@ class ChatProbe(threading.Thread):
         self.reply = http.post_json(url, body, headers=self.endpoint.headers, timeout_s=CHAT_TIMEOUT_S)
 
     @property
-    def is_loading(self) -> bool:
-        """The server replied that it is not ready yet; some are healthy before that."""
-        return self.reply is not None and self.reply.status == 503
-
-    @property
     def problem(self) -> str:
         """Why the reply is not a chat completion, or ""."""
         assert self.reply is not None

@@ -38,12 +38,8 @@ def launch_failure(fault: Fault, what: str, search: LogSearch, *, log: str) -> L
     hint = cause.remedy
     if cause.change:
         hint += f" (in the recipe: {cause.change_text}; `moebox up --apply-remedy` tries it)"
-    return LaunchFailed(
-        f"{what}: {cause.cause}",
-        fault=fault,
-        finding=cause,
-        hint=f"{hint}. Line {cause.line} of {log}: {cause.text[:160]}",
-    )
+    hint += f". Line {cause.line} of {log}: {cause.text[:160]}"
+    return LaunchFailed(f"{what}: {cause.cause}", fault=fault, finding=cause, hint=hint)
 
 
 MEMORY_HINT = "use a shorter context, fewer sequences or a smaller batch; `moebox plan` shows what fits"

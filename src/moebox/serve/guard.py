@@ -38,18 +38,14 @@ GROUPS = "/sys/fs/cgroup"
 OOM_KILLS = "oom_kill"  # counter in cgroup v2's memory.events, v1's memory.oom_control and vmstat alike
 
 # Signals that stop an engine, and how long to wait after each. vLLM needs some seconds to free eight GPUs.
-STOP_SIGNALS: tuple[tuple[signal.Signals, float], ...] = (
-    (signal.SIGINT, 15.0),
-    (signal.SIGTERM, 10.0),
-    (signal.SIGKILL, 5.0),
-)
+STOP_SIGNALS = ((signal.SIGINT, 15.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, 5.0))
 
 
 @dataclass
 class GuardState:
     """The state of the engine, written to life.json for other processes."""
 
-    guard: int = 0
+    guard: int = 0  # its process; 0 until it has written this
     engine: int = 0
     status: str = "starting"  # starting, running, stopping, exited
     asked: bool = False  # a stop was requested
@@ -62,10 +58,6 @@ class GuardState:
     lost_why: str = ""
     error: str = ""  # why it could not be started or stopped
     ended: float = 0.0
-
-    @property
-    def is_written(self) -> bool:
-        return self.guard > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from moebox import codec, files
 from moebox.core import registry
-from moebox.core.catalogue import load_table
 from moebox.core.engine_source import EngineSource, same_version
 from moebox.core.setting import flag_words
+from moebox.data import load_table
 from moebox.detect import load_box
 from moebox.engines.engine import load_engine
 from moebox.environment import chosen_environment
@@ -31,20 +31,6 @@ from moebox.site import read_site
 from moebox.units import format_gb
 
 PROBLEM = re.compile(r"^(ERROR|error|CMake Error|fatal|Error)\b|: error:|: fatal error:|No solution found|× ")
-# pip's variables under uv's names, so that a configured pip is enough
-UV_NAMES = {
-    "PIP_INDEX_URL": "UV_DEFAULT_INDEX",
-    "PIP_EXTRA_INDEX_URL": "UV_INDEX",
-    "PIP_FIND_LINKS": "UV_FIND_LINKS",
-    "PIP_CONSTRAINT": "UV_CONSTRAINT",
-    "PIP_NO_INDEX": "UV_NO_INDEX",
-}
-PACKAGE_OPTIONS = {
-    "index": "--index-url",
-    "extra_index": "--extra-index-url",
-    "find_links": "--find-links",
-    "constraints": "--constraint",
-}
 Notify = Callable[[str], None]
 
 
@@ -100,7 +86,7 @@ def require_disk(source: EngineSource, notify: Notify) -> None:
 def pip_environment() -> tuple[list[str], dict[str, str]]:
     """Options of pip and uv by the site's settings, and the user's own variables of both."""
     settings = read_site().packages
-    options = flag_words({flag: getattr(settings, key) for key, flag in PACKAGE_OPTIONS.items()})
+    options = flag_words({flag: getattr(settings, key) for key, flag in load_table("pip")["options"].items()})
     return options, {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "UV_"))}
 
 
@@ -122,7 +108,8 @@ class Installer:
         words = [*options, f"{package}=={source.version}"]
         uv = shutil.which("uv")
         if uv:
-            env = {UV_NAMES[name]: value for name, value in env.items() if name in UV_NAMES} | env
+            uv_names = load_table("pip")["uv_names"]
+            env = {uv_names[name]: value for name, value in env.items() if name in uv_names} | env
             self.run(uv, "venv", "--quiet", "--allow-existing", "--python", sys.executable, str(self.part), env=env)
             self.run(uv, "pip", "install", "--python", python, *words, env=env)
         elif find_spec("pip"):

@@ -5,133 +5,85 @@ Only the requested values change; comments, order and spacing of everything else
 
 import json
 import re
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from collections.abc import Iterator
+from typing import Any
 
-from moebox.errors import BadInput
+from moebox.errors import BadInput, refuse_if
 from moebox.loose import Json
 
-BLANK = re.compile(r"(?:\s|//[^\n]*|/\*.*?\*/)*", re.DOTALL)
-STRING = re.compile(r'"(?:[^"\\\x00-\x1f]|\\.)*"')
-SCALAR = re.compile(r"-?\d[\d.eE+-]*|true|false|null")
-DEEPEST = 100
+TEXT = r'"(?:[^"\\\x00-\x1f]|\\.)*"'  # may hold what looks like a comment or a comma
+COMMENT = re.compile(rf"{TEXT}|(//[^\n]*|/\*.*?\*/)", re.DOTALL)
+LAST_COMMA = re.compile(rf"{TEXT}|[\[{{]\s*,|(,)(?=\s*[\]}}])")  # but not a comma without a value before it
+MEMBER = re.compile(rf"[\s,]*({TEXT})\s*:\s*")
+BY_HAND = "paste the settings by hand"
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """The position of a value in the text, and the members of an object by name."""
-
-    start: int
-    end: int
-    members: dict[str, "Span"] | None = None
-
-
-class _SpanReader:
-    def __init__(self, text: str, where: str) -> None:
-        self.text, self.where = text, where
-
-    def fail_at(self, at: int) -> NoReturn:
-        line = self.text.count("\n", 0, at) + 1
-        hint = "fix the file, or paste the settings by hand"
-        raise BadInput(f"{self.where}: line {line} is not valid JSON", hint=hint)
-
-    def skip_blank(self, at: int) -> int:
-        match = BLANK.match(self.text, at)
-        return match.end() if match else at
-
-    def read_document(self) -> Span:
-        """Parse the whole text. Raise BadInput with the line if it is not valid."""
-        span = self.read_value(self.skip_blank(0), 0)
-        end = self.skip_blank(span.end)
-        if end != len(self.text):
-            self.fail_at(end)
-        return span
-
-    def read_value(self, at: int, depth: int) -> Span:
-        head = self.text[at : at + 1]
-        if depth > DEEPEST:
-            self.fail_at(at)
-        if head in ("{", "["):
-            return self.read_members(at, depth)
-        match = (STRING if head == '"' else SCALAR).match(self.text, at)
-        if not match:
-            self.fail_at(at)
-        return Span(at, match.end())
-
-    def read_members(self, start: int, depth: int) -> Span:
-        """Read an object or an array, whose items have no names."""
-        is_object = self.text[start] == "{"
-        close, members, name = "}" if is_object else "]", dict[str, Span](), ""
-        at = self.skip_blank(start + 1)
-        while self.text[at : at + 1] != close:
-            if is_object:
-                match = STRING.match(self.text, at)
-                colon = self.skip_blank(match.end()) if match else at
-                if not match or self.text[colon : colon + 1] != ":":
-                    self.fail_at(at)
-                try:
-                    name = json.loads(match[0])
-                except ValueError:
-                    self.fail_at(at)
-                at = self.skip_blank(colon + 1)
-            members[name] = self.read_value(at, depth + 1)
-            at = self.skip_blank(members[name].end)
-            if self.text[at : at + 1] == ",":
-                at = self.skip_blank(at + 1)
-            elif self.text[at : at + 1] != close:
-                self.fail_at(at)
-        return Span(start, at + 1, members if is_object else None)
+def blank_extras(text: str) -> str:
+    """Put spaces in the place of comments and trailing commas, so that everything else keeps its position."""
+    for extra in (COMMENT, LAST_COMMA):
+        text = extra.sub(lambda found: re.sub(r"[^\n]", " ", found[0]) if found[1] else found[0], text)
+    return text
 
 
 def merge_changes(text: str, changes: Json, where: str) -> str:
     """Set every leaf of `changes` in `text`; lists are leaves. A text with only comments gets an object."""
-    reader = _SpanReader(text, where)
-    if reader.skip_blank(0) == len(text):
+    if not blank_extras(text).strip():
         text = f"{text.rstrip()}\n{{}}\n".lstrip("\n")
-    elif reader.read_document().members is None:
-        raise BadInput(f"{where}: holds no JSON object", hint="paste the settings by hand")
     for path, value in list_leaves(changes):
         text = set_value(text, path, value, where)
     return text
 
 
-def list_leaves(changes: Json, under: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], object]]:
+def list_leaves(changes: Json, under: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], object]]:
     """Paths and values of nested dicts."""
-    found: list[tuple[tuple[str, ...], object]] = []
     for key, value in changes.items():
-        found += list_leaves(value, (*under, key)) if isinstance(value, dict) and value else [((*under, key), value)]
-    return found
+        if isinstance(value, dict) and value:
+            yield from list_leaves(value, (*under, key))
+        else:
+            yield (*under, key), value
 
 
 def set_value(text: str, path: tuple[str, ...], value: Any, where: str) -> str:
     """Set the value at `path`, and create the objects on the way."""
-    span = _SpanReader(text, where).read_document()
-    for depth, key in enumerate(path):
-        members = span.members
-        if members is None:
-            raise BadInput(f"{where}: {'.'.join(path[:depth])} is not an object", hint="paste the settings by hand")
-        if key not in members:
-            return _insert_member(text, span, path[depth:], value, depth)
-        span = members[key]
+    plain = blank_extras(text)
     try:
-        if json.loads(text[span.start : span.end]) == value:
-            return text
-    except ValueError:  # comments inside
-        pass
-    return text[: span.start] + _format_value(value, len(path)) + text[span.end :]
+        refuse_if(not isinstance(json.loads(plain), dict), f"{where}: holds no JSON object", hint=BY_HAND)
+    except (ValueError, RecursionError) as problem:
+        line = getattr(problem, "lineno", 1)
+        raise BadInput(f"{where}: line {line} is not valid JSON", hint=f"fix the file, or {BY_HAND}") from None
+    start, end = plain.index("{"), len(plain.rstrip())
+    for depth, key in enumerate(path):
+        refuse_if(plain[start] != "{", f"{where}: {'.'.join(path[:depth])} is not an object", hint=BY_HAND)
+        members = find_members(plain, start)
+        if key not in members:
+            inside = text[start + 1 : end - 1]
+            return (
+                text[: start + 1] + _insert_member(inside, path[depth:], value, depth, bool(members)) + text[end - 1 :]
+            )
+        start, end = members[key]
+    if json.loads(plain[start:end]) == value:
+        return text
+    return text[:start] + _format_value(value, len(path)) + text[end:]
 
 
-def _insert_member(text: str, span: Span, path: tuple[str, ...], value: Any, depth: int) -> str:
-    """Insert a member as the first one, so that no existing line needs another comma."""
+def find_members(plain: str, start: int) -> dict[str, tuple[int, int]]:
+    """Where the values of the object at `start` begin and end, by name."""
+    members, end = dict[str, tuple[int, int]](), start + 1
+    while member := MEMBER.match(plain, end):
+        _, end = json.JSONDecoder().raw_decode(plain, member.end())
+        members[json.loads(member[1])] = (member.end(), end)
+    return members
+
+
+def _insert_member(inside: str, path: tuple[str, ...], value: Any, depth: int, has_members: bool) -> str:
+    """Insert a member as the first one between the braces, so that no existing line needs another comma."""
     for key in reversed(path[1:]):
         value = {key: value}
     member = f"\n{'  ' * (depth + 1)}{json.dumps(path[0])}: {_format_value(value, depth + 1)}"
-    before, rest = text[: span.start + 1], text[span.start + 1 :]
-    if span.members:
-        return f"{before}{member},{rest if rest[:1] in (chr(10), chr(13)) else ' ' + rest.lstrip(' ')}"
-    # an empty object, or one with comments only: put its closing brace on its own line
-    inside, closing = rest[: span.end - span.start - 2].rstrip(), rest[span.end - span.start - 2 :]
-    return f"{before}{member}{' ' + inside.lstrip() if inside.strip() else ''}\n{'  ' * depth}{closing}"
+    if has_members:
+        return f"{member},{inside if inside[:1] in (chr(10), chr(13)) else ' ' + inside.lstrip(' ')}"
+    # an empty object, or one with comments only: its closing brace gets its own line
+    return f"{member}{' ' + inside.strip() if inside.strip() else ''}\n{'  ' * depth}"
 
 
 def _format_value(value: Any, depth: int) -> str:

@@ -14,7 +14,8 @@ from moebox.core.deployment import Deployment
 from moebox.core.engine_event import NodeFacts, NodesProbed, NodesReached
 from moebox.errors import ExternalError
 from moebox.loose import Json
-from moebox.serve.conduct import ConductorConfig, start_agents
+from moebox.serve.agent import AgentConfig
+from moebox.serve.conduct import start_agents
 from moebox.serve.preflight import version_command
 from moebox.store import Run
 from moebox.units import format_rate as rate_text
@@ -25,7 +26,7 @@ REACH_S = 15.0
 REACH_BYTES = 256 << 20
 
 
-def check_nodes(deployment: Deployment, config: ConductorConfig, run: Run) -> NodesReached:
+def check_nodes(deployment: Deployment, config: AgentConfig, run: Run) -> NodesReached:
     """Measure the network. Raise if the nodes differ or a port is closed."""
     engine, weights = deployment.engine, deployment.weights_path
     facts = probe_nodes(
@@ -35,7 +36,7 @@ def check_nodes(deployment: Deployment, config: ConductorConfig, run: Run) -> No
         first_only=bool(engine.worker_programs),  # workers receive their share of the weights from the first node
     )
     run.add_event(NodesProbed(nodes=tuple(facts)))
-    require_same_setup(facts, config.names)
+    require_same_setup(facts, config["names"])
     link = measure_links(config, facts, rendezvous_port(deployment), workers_listen=bool(engine.worker_programs))
     run.add_event(link)
     return link
@@ -48,7 +49,7 @@ def rendezvous_port(deployment: Deployment) -> int:
 
 
 def probe_nodes(
-    config: ConductorConfig, *, version: Sequence[str] = (), weights: str = "", first_only: bool = False
+    config: AgentConfig, *, version: Sequence[str] = (), weights: str = "", first_only: bool = False
 ) -> list[NodeFacts]:
     """Facts about every node, all probed at the same time."""
     began = time.time()
@@ -57,7 +58,7 @@ def probe_nodes(
     return [codec.decode(NodeFacts, {**node, "asked_at": began, "heard_at": ended}, where="a node") for node in replies]
 
 
-def require_same_setup(facts: list[NodeFacts], names: tuple[str, ...]) -> None:
+def require_same_setup(facts: list[NodeFacts], names: Sequence[str]) -> None:
     """Raise unless every node has the engine and its weights, and the same version, GPUs and time."""
     first = facts[0]
     for node in facts:
@@ -85,7 +86,7 @@ def _gpus_text(node: NodeFacts) -> str:
 
 
 def measure_links(
-    config: ConductorConfig, facts: list[NodeFacts], port: int, *, workers_listen: bool = False
+    config: AgentConfig, facts: list[NodeFacts], port: int, *, workers_listen: bool = False
 ) -> NodesReached:
     """Measure the network between the first node and each other. Raise if the port is closed."""
     replies = _agent_replies(
@@ -100,7 +101,8 @@ def measure_links(
     for rank, reply in enumerate(replies):
         if problem := loose.get_text(reply, "problem"):
             what = "the workers listen there" if workers_listen else "it is the ranks' rendezvous"
-            raise ExternalError(f"{config.names[rank]}: {problem}", hint=f"open port {port} between the nodes; {what}")
+            hint = f"open port {port} between the nodes; {what}"
+            raise ExternalError(f"{config['names'][rank]}: {problem}", hint=hint)
     ways = [way for reply in replies for way in loose.get_objects(reply, "ways")]
     round_trip_us = max((loose.get_number(way, "round_trip_us") or 0.0 for way in ways), default=0.0)
     return NodesReached(
@@ -125,7 +127,7 @@ def with_measured_network(box: Box, link: NodesReached, *, tcp_only: bool) -> Bo
     return replace(box, network_measured=round(link.tcp_bytes_s / gpus), network_us=round(link.round_trip_us / 2, 1))
 
 
-def _agent_replies(config: ConductorConfig, mode: str, **more: object) -> list[Json]:
+def _agent_replies(config: AgentConfig, mode: str, **more: object) -> list[Json]:
     """The replies of all agents, by rank. Raise ExternalError if one does not reply."""
     agents = start_agents(config, mode, **more)
     replies: dict[int, Json] = {}
@@ -141,11 +143,11 @@ def _agent_replies(config: ConductorConfig, mode: str, **more: object) -> list[J
             if document := line.partition("moebox-reply: ")[2]:
                 reply = json.loads(document)
                 replies[int(reply["rank"])] = reply
-    for rank, name in enumerate(config.names):
+    for rank, name in enumerate(config["names"]):
         if rank not in replies:
             text = f"{name} does not answer: {last_line(outputs[rank if len(agents) > 1 else 0])}"
-            raise ExternalError(text, hint=f"try it by hand: {shlex.join(config.agent_argvs[0][:2])} …")
-    return [replies[rank] for rank in range(len(config.names))]
+            raise ExternalError(text, hint=f"try it by hand: {shlex.join(config['agent_argvs'][0][:2])} …")
+    return [replies[rank] for rank in range(len(config["names"]))]
 
 
 def last_line(text: str) -> str:

@@ -13,25 +13,15 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from moebox import codec, engines
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
 from moebox.core.endpoint import endpoint_from_url
 from moebox.errors import ExternalError, Unsupported, refuse_if
-from moebox.serve import agent
-from moebox.serve.conduct import ConductorConfig, RankCommand
+from moebox.serve import agent, node_checks
 from moebox.serve.guard import STOP_SIGNALS
-from moebox.serve.node_checks import (
-    check_nodes,
-    describe_link,
-    last_line,
-    measure_links,
-    probe_nodes,
-    rendezvous_port,
-    with_measured_network,
-)
+from moebox.serve.node_checks import last_line
 from moebox.serve.order import PreparedLaunch, launch_secrets
 from moebox.serve.state import instance_mark
 from moebox.serve.stop import release_job
@@ -40,6 +30,7 @@ from moebox.serve.where import NodeSelection
 from moebox.store import Run
 
 GRANT_S = 600.0
+LIFELINE_S = 20.0  # without a line from the conductor, before a node stops its rank
 TOOL_S = 60.0  # for squeue and scontrol
 SURVEY_PORT = 29501  # the rendezvous port of vLLM's ranks
 HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.:@%-]{0,250})")
@@ -66,16 +57,21 @@ class Nodes:
             return ((*step, "--unbuffered", "--kill-on-bad-exit=0", "--quit-on-interrupt", *program),)
         return tuple((*SSH, name, shlex.join(program)) for name in self.names)
 
-    def conductor_config(self, name: str, ranks: Sequence[RankCommand], **more: Any) -> ConductorConfig:
-        return ConductorConfig(
-            mark=instance_mark(name),
-            names=self.names,
-            master=self.addresses[0],
-            addresses=self.addresses,
-            ranks=tuple(ranks),
-            agent_argvs=self.agent_argvs(),
-            **more,
-        )
+    def conductor_config(
+        self, name: str, ranks: Sequence[agent.RankCommand], *, secret_names: Sequence[str] = ()
+    ) -> agent.AgentConfig:
+        return {
+            "mark": instance_mark(name),
+            "names": self.names,
+            "master": self.addresses[0],
+            "addresses": self.addresses,
+            "ranks": ranks,
+            "agent_argvs": self.agent_argvs(),
+            "secret_names": secret_names,
+            "cwd": "",
+            "stop_signals": [(sign.name, wait) for sign, wait in STOP_SIGNALS],
+            "lifeline_s": LIFELINE_S,
+        }
 
 
 def read_hosts(path: Path, *, python: str, count: int | None = None) -> Nodes:
@@ -160,8 +156,8 @@ def prepare_nodes(deployment: Deployment, run: Run, selection: NodeSelection, no
         nodes = allocate_slurm_nodes(count, recipe.gpus_per_node, selection, name=run.id)
     try:
         prepared = prepare_conductor(deployment, nodes, run)
-        link = check_nodes(prepared.deployment, conductor_config(prepared.deployment, nodes, run.id), run)
-        notify(f"{count} nodes: {', '.join(prepared.nodes)}; {describe_link(link)}")
+        link = node_checks.check_nodes(prepared.deployment, conductor_config(prepared.deployment, nodes, run.id), run)
+        notify(f"{count} nodes: {', '.join(prepared.nodes)}; {node_checks.describe_link(link)}")
         return prepared
     except BaseException:
         release_job(nodes.job)
@@ -175,29 +171,26 @@ def measure_network(box: Box, hosts: Path, *, python: str) -> Box:
     refuse_if(count < 2, f"{hosts}: lists one node; at least two are needed to measure the network")
     refuse_if(box.nodes not in (1, count), f"{hosts}: lists {count} nodes, and {box.name} has {box.nodes}")
     require_ssh()
-    config = nodes.conductor_config("survey", [RankCommand(argv=("true",))] * count)
-    link = measure_links(config, probe_nodes(config), SURVEY_PORT)
-    return with_measured_network(replace(box, nodes=count), link, tcp_only=False)
+    config = nodes.conductor_config(
+        "survey", [agent.RankCommand(argv=["true"], env={}, other_names=(), waits_for=0)] * count
+    )
+    link = node_checks.measure_links(config, node_checks.probe_nodes(config), SURVEY_PORT)
+    return node_checks.with_measured_network(replace(box, nodes=count), link, tcp_only=False)
 
 
-def conductor_config(deployment: Deployment, nodes: Nodes, name: str) -> ConductorConfig:
+def conductor_config(deployment: Deployment, nodes: Nodes, name: str) -> agent.AgentConfig:
     """The config of the conductor. A first node that connects to workers starts once they listen."""
     ranks, workers = [], deployment.engine.worker_programs
     for rank in range(len(nodes.names)):
         launch = engines.build_launch(deployment, rank=rank, master=agent.MASTER, addresses=nodes.addresses)
-        command = RankCommand(
+        command = agent.RankCommand(
             argv=launch.argv,
             env={"PYTHONUNBUFFERED": "1", **launch.env},
             other_names=workers[1:] if rank else (),
-            waits_for=rendezvous_port(deployment) if workers and not rank else 0,
+            waits_for=node_checks.rendezvous_port(deployment) if workers and not rank else 0,
         )
         ranks.append(command)
-    return nodes.conductor_config(
-        name,
-        ranks,
-        secret_names=tuple(engines.build_launch(deployment).secret_env),
-        stop_signals=tuple((sign.name, wait) for sign, wait in STOP_SIGNALS),
-    )
+    return nodes.conductor_config(name, ranks, secret_names=tuple(engines.build_launch(deployment).secret_env))
 
 
 def node_commands(deployment: Deployment, selection: NodeSelection) -> dict[str, str]:

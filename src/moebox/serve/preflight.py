@@ -29,7 +29,8 @@ from moebox.environment import chosen_environment
 from moebox.errors import AnswerIsNo, BadInput, ExternalError, NotInstalled, refuse_if
 from moebox.hub.client import find_snapshot
 from moebox.hub.names import gguf_part_names, parse_repo_name
-from moebox.loose import get_object, get_path
+from moebox.loose import get_path
+from moebox.serve.agent import port_is_open
 from moebox.site import read_site
 
 BACKUP_SUFFIX = ".moebox-original"  # of an engine's file that `moebox doctor kernels` patched
@@ -85,14 +86,10 @@ def check_checkpoint(weights: str, recipe: Recipe) -> None:
 
 def refuse_damaged_shards(path: Path, hint: str) -> None:
     """Raise ExternalError if a shard has another size than its own header describes, or lacks tensors of the index."""
-    damaged: dict[str, str] = {}
     if path.is_file():
         damaged = {part.name: gguf_damage(part) for part in gguf_parts(path)}
     else:
-        named: dict[str, list[str]] = {}
-        for index in path.glob("*.safetensors.index.json"):
-            for tensor, name in get_object(codec.load_json(index), "weight_map").items():
-                named.setdefault(str(name), []).append(tensor)
+        named = named_shards(path)
         shards = [path / name for name in named if "/" not in name] or list(path.glob("*.safetensors"))
         damaged = {file.name: shard_damage(file, named.get(file.name, ())) for file in shards if file.is_file()}
     damaged = {name: reason for name, reason in sorted(damaged.items()) if reason}
@@ -131,19 +128,24 @@ def measure_weights_disk(deployment: Deployment) -> tuple[int, float]:
         return 0, 0.0
 
 
+def named_shards(path: Path) -> dict[str, list[str]]:
+    """Shards that a GGUF or the safetensors indexes of a folder name, with their tensors."""
+    if path.is_file():
+        return {name: [] for name in gguf_part_names(path.name)}
+    named: dict[str, list[str]] = {}
+    for index in path.glob("*.safetensors.index.json"):
+        shards = get_path(codec.load_json(index), "weight_map")
+        if not isinstance(shards, dict):
+            raise BadInput(f"{index}: has no weight_map")
+        for tensor, name in shards.items():
+            named.setdefault(str(name), []).append(tensor)
+    return named
+
+
 def missing_shards(path: Path) -> list[str]:
     """Shards of a GGUF or of safetensors indexes that do not exist, or are empty."""
-    folder = path
-    names: set[str] = set()
-    if path.is_file():
-        folder, names = path.parent, set(gguf_part_names(path.name))
-    else:
-        for index in path.glob("*.safetensors.index.json"):
-            shards = get_path(codec.load_json(index), "weight_map")
-            if not isinstance(shards, dict):
-                raise BadInput(f"{index}: has no weight_map")
-            names |= set(map(str, shards.values()))
-    return [name for name in sorted(names) if not is_nonempty_file(folder / name)]
+    folder = path.parent if path.is_file() else path
+    return [name for name in sorted(named_shards(path)) if not is_nonempty_file(folder / name)]
 
 
 def check_engine(deployment: Deployment, argv: tuple[str, ...]) -> None:
@@ -271,17 +273,9 @@ def check_port(host: str, number: int) -> None:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         # llama.cpp sets SO_REUSEPORT: for a minute after it ended, its closed connections block sockets without it.
         # A live engine sets it too, so a shared bind is tried only if nothing accepts connections.
-        if not accepts_connections(host, number):
+        if not port_is_open(host, number):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         bind_port(probe, host, number)
-
-
-def accepts_connections(host: str, number: int) -> bool:
-    with socket.socket(address_family(host), socket.SOCK_STREAM) as probe:
-        probe.settimeout(1)
-        with contextlib.suppress(OSError):  # an unknown host name: bind_port reports it
-            return probe.connect_ex((host, number)) == 0
-    return False
 
 
 def find_free_port(host: str = "127.0.0.1", offsets: tuple[int, ...] = ()) -> int:

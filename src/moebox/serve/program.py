@@ -95,12 +95,8 @@ class GuardedProgram:
 
     def last_log_line(self) -> str:
         """The end of the last line in its log, or the error that kept it from starting."""
-        error = self.instance.guard_state.error
-        try:
-            lines = self.log.read_text(errors="replace").strip().splitlines()
-        except OSError:
-            lines = []
-        return error or (lines[-1].strip()[-200:] if lines else "it printed nothing")
+        lines = self.log.read_text(errors="replace").strip().splitlines() if self.log.exists() else []
+        return self.instance.guard_state.error or (lines[-1].strip()[-200:] if lines else "it printed nothing")
 
     def stop(self) -> None:
         """Stop the program and everything it started. Does nothing if it has ended."""

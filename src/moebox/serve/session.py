@@ -12,21 +12,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+
 from moebox import codec, engines, http
+from moebox.core import engine_event
 from moebox.core.deployment import Deployment
-from moebox.core.engine_event import (
-    AttemptFailed,
-    AttemptReady,
-    AttemptStarted,
-    AttemptStopped,
-    EngineDetached,
-    EngineDied,
-    EngineFinding,
-    EngineStopped,
-    PhaseDone,
-    PhaseStarted,
-    SlotsKept,
-)
 from moebox.core.engine_facts import EngineFacts
 from moebox.core.symptom import Finding
 from moebox.engines.events import LogEvent
@@ -75,7 +65,7 @@ class EngineSession:
         )
         self.facts = EngineFacts()
         self.startup_s = 0.0
-        self.ready: AttemptReady | None = None
+        self.ready: engine_event.AttemptReady | None = None
         self.weights_bytes, self.disk_rate = 0, 0.0  # see AttemptReady
         self.oom = False  # the kernel killed it because memory ran out; known once it has ended
         self._detached = self._failed = self._stopped = self._log_loss_reported = False
@@ -106,7 +96,7 @@ class EngineSession:
                 kv_store.prepare_store(self.prepared.deployment)
             self.instance = state.update_instance(self.instance, ready=time.time())
             self.facts = facts.gather_facts(self.endpoint, self.watch.summary)
-            self.ready = AttemptReady(
+            self.ready = engine_event.AttemptReady(
                 id=self.instance.id,
                 model=self.endpoint.model,
                 base_url=self.endpoint.base_url,
@@ -118,7 +108,7 @@ class EngineSession:
             self.run.add_event(self.ready)
             self._record_phase()
             if self.instance.kv_store and (line := kv_store.restore_slots(self.endpoint, Path(self.instance.kv_store))):
-                self.run.add_event(SlotsKept(text=line))
+                self.run.add_event(engine_event.SlotsKept(text=line))
         except BaseException:
             self.stop()
             raise
@@ -133,9 +123,9 @@ class EngineSession:
             self.read_log()
             self._raise_if_exited()
             if chat is not None:
-                if chat.is_loading:
+                if chat.reply and chat.reply.status == 503:  # not ready yet; some servers are healthy before that
                     chat = None
-                elif chat.reply is not None:
+                elif chat.reply:
                     if not chat.problem:
                         return
                     self._raise_if_dying()
@@ -188,17 +178,10 @@ class EngineSession:
             guard_log.unlink()
         end = self.instance.guard_state
         self.oom = end.oom
-        if end.is_written and not self._failed and exists:
-            kind = EngineStopped if self.instance.ready else AttemptStopped
-            event = kind(
-                id=self.instance.id,
-                code=end.code,
-                signals=tuple(end.signals),
-                oom=end.oom,
-                killed=end.killed,
-                log_bytes=end.log_bytes,
-                lost_bytes=end.lost_bytes,
-            )
+        if end.guard and not self._failed and exists:
+            kind = engine_event.EngineStopped if self.instance.ready else engine_event.AttemptStopped
+            tag = kind.__struct_config__.tag
+            event = msgspec.convert({**vars(end), "id": self.instance.id, "kind": tag}, kind)
             self.run.add_event(event)
         state.forget_instance(self.instance.id)
         self.watch.tail.close()
@@ -209,7 +192,7 @@ class EngineSession:
         send_to_guard(self.guard, b"detach\n")
         self.instance = state.update_instance(self.instance, detached=True)
         self._detached = True
-        self.run.add_event(EngineDetached(id=self.instance.id))
+        self.run.add_event(engine_event.EngineDetached(id=self.instance.id))
 
     def wait_for_cause(self) -> None:
         """Read the log until it shows the cause of a failure, for a moment at most."""
@@ -253,7 +236,7 @@ class EngineSession:
         if fault == "mute":
             self.wait_for_cause()
         problem = launch_failure(fault, f"{self.recipe.engine} {what}", self.watch.search, log=str(self.log))
-        kind = EngineDied if self.instance.ready else AttemptFailed
+        kind = engine_event.EngineDied if self.instance.ready else engine_event.AttemptFailed
         event = kind(
             id=self.instance.id,
             fault=fault,
@@ -269,7 +252,7 @@ class EngineSession:
     def _handle_news(self, news: LogEvent | Finding) -> None:
         """Write news from the log to the journal, and pass it on."""
         if isinstance(news, Finding):
-            self.run.add_event(EngineFinding(**codec.to_plain(news)))
+            self.run.add_event(engine_event.EngineFinding(**codec.to_plain(news)))
         elif self.watch.summary.phase != self._phase:
             self._record_phase()
         if self.listener:
@@ -295,9 +278,9 @@ class EngineSession:
     def _record_phase(self) -> None:
         before, self._phase = self._phase, self.watch.summary.phase if not self.instance.ready else "ready"
         if before:
-            self.run.add_event(PhaseDone(phase=before))
+            self.run.add_event(engine_event.PhaseDone(phase=before))
         if self._phase not in ("ready", before):
-            self.run.add_event(PhaseStarted(phase=self._phase))
+            self.run.add_event(engine_event.PhaseStarted(phase=self._phase))
 
 
 def launch_engine(
@@ -323,7 +306,7 @@ def launch_engine(
             on_disk = preflight.measure_weights_disk(prepared.deployment)
         if not rehearsal or not (run.path / "recipe.toml").exists():
             run.write_file("recipe.toml", codec.to_toml(recipe))
-        started = AttemptStarted(
+        started = engine_event.AttemptStarted(
             id=name,
             model=recipe.checkpoint,
             engine=recipe.engine,

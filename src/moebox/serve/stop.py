@@ -11,6 +11,7 @@ from moebox.core.endpoint import endpoint_from_url
 from moebox.core.engine_event import EngineStopped
 from moebox.engines import LABEL
 from moebox.serve import kv_store, state
+from moebox.serve.agent import send_signal
 from moebox.serve.guard import STOP_SIGNALS
 from moebox.serve.state import find_key, wait_for
 from moebox.store import Run
@@ -45,9 +46,7 @@ def stop_services(*names: str) -> list[str]:
     """Stop the processes that keep these recipes up while no engine of them runs. Return those that were there."""
     running = {instance.recipe for instance in state.list_instances() if instance.is_alive}
     idle = {name: pid for name, pid in state.held_services().items() if name in names and name not in running}
-    for pid in filter(None, idle.values()):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGTERM)
+    send_signal(list(filter(None, idle.values())), signal.SIGTERM)
     wait_for(lambda: not idle.keys() & state.held_services(), MARGIN_S, every_s=0.05)
     return list(idle)
 
@@ -55,9 +54,7 @@ def stop_services(*names: str) -> list[str]:
 def kill_orphans(name: str) -> int:
     """Kill every process of an engine that has no guard. Return their number."""
     found = state.orphan_processes().get(name, [])
-    for pid in found:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
+    send_signal(found, signal.SIGKILL)
     return len(found)
 
 

@@ -14,22 +14,14 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from moebox.store.journal import JournalEntry as JournalEntry
-    from moebox.store.run import DISK_FULL_ERRORS as DISK_FULL_ERRORS
-    from moebox.store.run import FORMAT as FORMAT
-    from moebox.store.run import PIPELINE as PIPELINE
-    from moebox.store.run import PIPELINE_BEFORE as PIPELINE_BEFORE
-    from moebox.store.run import Run as Run
-    from moebox.store.run import runs_dir as runs_dir
+    from moebox.store.journal import JournalEntry
+    from moebox.store.run import DISK_FULL_ERRORS, FORMAT, PIPELINE, PIPELINE_BEFORE, Run, runs_dir
 
-_HOMES = {
-    "journal": ("JournalEntry",),
-    "run": ("DISK_FULL_ERRORS", "FORMAT", "PIPELINE", "PIPELINE_BEFORE", "Run", "runs_dir"),
-}
+__all__ = ["DISK_FULL_ERRORS", "FORMAT", "PIPELINE", "PIPELINE_BEFORE", "JournalEntry", "Run", "runs_dir"]
 
 
 def __getattr__(name: str) -> object:
-    for home, names in _HOMES.items():
-        if name in names:
-            return getattr(importlib.import_module(f"moebox.store.{home}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = "journal" if name == "JournalEntry" else "run"
+    return getattr(importlib.import_module(f"moebox.store.{home}"), name)

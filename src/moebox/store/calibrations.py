@@ -95,9 +95,6 @@ def remove_calibration(name: str) -> Calibration:
 def with_calibrations(box: Box) -> Box:
     """Add the calibrations that were measured on an equal box."""
     here = calibrated_box(box)
-    own = tuple(
-        calibration
-        for calibration in stored_calibrations().calibrations
-        if calibration.place.matches(here, host=uses_cpu(calibration.engine))
-    )
+    known = stored_calibrations().calibrations
+    own = tuple(each for each in known if each.place.matches(here, host=uses_cpu(each.engine)))
     return replace(box, calibrations=own) if own else box

@@ -47,29 +47,11 @@ class JournalEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IncompleteLine:
-    """A line that is not an event: cut short by a crash, or not written by moebox."""
-
-    line: int  # counted from 1
-    bytes: int
-    last: bool  # the usual case: the writer was killed in the middle of a line
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Journal:
-    """The events of a journal, and its unreadable lines."""
+    """The events of a journal, and a sentence for each line that is not one: not of moebox, or cut short by a crash."""
 
     entries: tuple[JournalEntry, ...] = ()
-    incomplete: tuple[IncompleteLine, ...] = ()
-
-    @property
-    def notes(self) -> list[str]:
-        """One sentence for each unreadable line."""
-        return [
-            f"events.jsonl: line {row.line} ({row.bytes} bytes) "
-            + ("was cut short by a crash and dropped" if row.last else "is not an event and was skipped")
-            for row in self.incomplete
-        ]
+    notes: tuple[str, ...] = ()
 
 
 def journal_line(time: float, event: Event) -> bytes:
@@ -102,17 +84,16 @@ def read_journal(path: Path) -> Journal:
     except (FileNotFoundError, NotADirectoryError):
         return Journal()
     except BadInput:  # a link, a pipe, or a file that is too large
-        return Journal(incomplete=(IncompleteLine(line=0, bytes=0, last=False),))
-    entries: list[JournalEntry] = []
-    incomplete: list[IncompleteLine] = []
-    lines = raw.split(b"\n")
+        return Journal(notes=("events.jsonl: line 0 (0 bytes) is not an event and was skipped",))
+    entries, notes, lines = list[JournalEntry](), list[str](), raw.split(b"\n")
     for number, line in enumerate(lines, 1):
-        entry = parse_line(line)
-        if entry is not None:
+        if entry := parse_line(line):
             entries.append(entry)
         elif line.strip():
-            incomplete.append(IncompleteLine(line=number, bytes=len(line), last=number == len(lines)))
-    return Journal(entries=tuple(entries), incomplete=tuple(incomplete))
+            last = number == len(lines)  # the usual case: the writer was killed in the middle of a line
+            what = "was cut short by a crash and dropped" if last else "is not an event and was skipped"
+            notes.append(f"events.jsonl: line {number} ({len(line)} bytes) {what}")
+    return Journal(entries=tuple(entries), notes=tuple(notes))
 
 
 def parse_line(line: bytes) -> JournalEntry | None:

@@ -9,6 +9,7 @@ An engine's first error is the cause and its last lines are the present state.
 """
 
 import os
+from itertools import pairwise
 from pathlib import Path
 
 MAX_PIECE_BYTES = 32 * 2**20  # vLLM at its default verbosity writes a few MB a day
@@ -25,7 +26,14 @@ class EngineLog:
         """Append, and rotate before that if the piece is full."""
         if self._size and self._size + len(data) > self.limit:
             self._file.close()
-            self.path.replace(_free_piece(self.path, self.keep))
+            target = log_piece(self.path, 0)
+            if target.exists():  # it stays; older pieces move up to the place of the oldest
+                pieces = [log_piece(self.path, number) for number in range(self.keep, 0, -1)]
+                for older, newer in pairwise(pieces):
+                    if newer.exists():
+                        newer.replace(older)
+                target = pieces[-1]
+            self.path.replace(target)
             self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115
             self._size = 0
         self._file.write(data)
@@ -33,16 +41,6 @@ class EngineLog:
 
     def close(self) -> None:
         self._file.close()
-
-
-def _free_piece(path: Path, keep: int) -> Path:
-    """Return the path for the next piece: .0 the first time, then .1, after moving older pieces up to .keep."""
-    if not log_piece(path, 0).exists():
-        return log_piece(path, 0)
-    for number in range(keep, 1, -1):
-        if log_piece(path, number - 1).exists():
-            log_piece(path, number - 1).replace(log_piece(path, number))
-    return log_piece(path, 1)
 
 
 def log_piece(path: Path, number: int) -> Path:
