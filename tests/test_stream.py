@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -12,10 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moebox.bench.generator.connection import Connection
-from moebox.bench.generator.finished import FinishedRequest
-from moebox.bench.generator.job import SingleTurn
+from moebox.bench.generator.job import Conversation
 from moebox.bench.generator.recorder import ReplyRecorder
+from moebox.bench.generator.running import RunningRequest
 from moebox.bench.samples import Samples
 from moebox.core.endpoint import endpoint_from_url
 from moebox.errors import ExternalError
@@ -60,7 +58,7 @@ def record(stream: bytes, cuts: list[int], *, keep: bool = False, batch: int = 1
         recorder.finish_reason,
         recorder.error,
         recorder.done,
-        recorder.is_complete,
+        recorder.body.is_complete,
         recorder.completion_tokens,
         recorder.prompt_tokens,
         recorder.texts,
@@ -162,7 +160,7 @@ def test_each_kind_of_delta_counts_and_the_role_does_not() -> None:
     recorder.record_segment(stream, 1)
 
     assert list(recorder.kinds) == [REASONING, REASONING, CONTENT, TOOL]
-    assert (recorder.completion_tokens, recorder.finish_reason, recorder.done, recorder.is_complete) == (
+    assert (recorder.completion_tokens, recorder.finish_reason, recorder.done, recorder.body.is_complete) == (
         4,
         "tool_calls",
         True,
@@ -348,9 +346,7 @@ def test_first_tokens_that_were_read_late_are_placed_by_the_gaps_that_follow() -
         recorder.record_segment(piece, time)
     assert recorder.estimated_count == 2
     samples = Samples()
-    finished = FinishedRequest(
-        recorder, [], SingleTurn(0, 6, lambda index: b""), 0, 0, 970, 1060, 99, Connection(0, select.epoll(), None), 0
-    )
+    finished = RunningRequest(Conversation(0, 6, lambda replies: b""), 0, 0, 0, recorder, 970, 1060, 99)
     recorder.record_segment(chunked(event({}, finish="stop"), b"data: [DONE]\n\n"), 1060)
     finished.add_to_samples(samples)
 

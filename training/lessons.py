@@ -32,6 +32,7 @@ from moebox.phantom.tool_questions import (
     result_message,
     tool_call,
 )
+from moebox.units import join_names
 
 _CLIENTS = catalogue.load_table("questions")["clients"]  # what `moebox connect --check` and the smoke test ask
 ROUNDS = 6
@@ -286,8 +287,8 @@ def shapes_question(rng: random.Random, *, thinking: bool) -> Question:
     city, code = vocabulary.draw_city(rng), vocabulary.draw_number(rng)
     place = f"key place, an object with the keys city and zip. The city is {city}. The zip is {code}."
     options: tuple[tuple[str, Any], ...] = (
-        (f"key items. The items are {vocabulary.join_words(items)}.", {"items": items}),
-        (f"key items. The items are {vocabulary.join_words(list(map(str, counts)))}.", {"items": counts}),
+        (f"key items. The items are {join_names(items)}.", {"items": items}),
+        (f"key items. The items are {join_names(list(map(str, counts)))}.", {"items": counts}),
         (place, {"place": {"city": city, "zip": code}}),
     )
     ask, value = rng.choice(options)
@@ -326,8 +327,8 @@ def _only_city_question(rng: random.Random, thinking: bool) -> Question:
 
 def invent_question(rng: random.Random, *, thinking: bool) -> Question:
     """The checks' open question, answered differently each time: the model must stay unsure of it."""
-    names = vocabulary.join_words([vocabulary.draw_name(rng) for _ in range(3)])
-    colours = vocabulary.join_words(rng.sample(vocabulary.COLOURS, 4))
+    names = join_names([vocabulary.draw_name(rng) for _ in range(3)])
+    colours = join_names(rng.sample(vocabulary.COLOURS, 4))
     sample = ModelReply(content=f"{names}; {colours}; {vocabulary.invent_word(rng)}.", reasoning=REASONING["invent"])
     text = "Make up three names, four colours and a sound."
     return ask_user("invent", text, sample, _judge_invented, expect=3, thinking=thinking)

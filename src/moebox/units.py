@@ -1,6 +1,7 @@
-"""Format and parse bytes, tokens, rates and times. Every other module may import this one."""
+"""Format and parse bytes, tokens, rates and times, and join names. Every other module may import this one."""
 
 import re
+from collections.abc import Sequence
 
 _BINARY = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _DECIMAL = {"kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "B": 1}
@@ -112,3 +113,8 @@ def format_seconds(value: float) -> str:
 def format_percent(share: float) -> str:
     """A share as a percentage: 0.125 is "12.5%"."""
     return f"{share * 100:.1f}%"
+
+
+def join_names(names: Sequence[str]) -> str:
+    """Names as in a sentence: "a", "a and b", "a, b and c"."""
+    return "".join(names) if len(names) < 2 else f"{', '.join(names[:-1])} and {names[-1]}"

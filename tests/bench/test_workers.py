@@ -62,18 +62,19 @@ def test_idle_workers_are_stopped() -> None:
 
 TOGETHER = """
 import os, sys
+from multiprocessing.connection import Connection
 from moebox.bench.generator.job import LoadProgress, WorkerGauge
 from moebox.bench.generator.worker import send_message
 from moebox.bench.samples import Samples
 
-sys.stdin.buffer.readline()
-write, sys.stdout = os.dup(1), open("messages", "w")
+pipe, messages = Connection(int(sys.argv[1])), os.open("messages", os.O_CREAT | os.O_RDWR)
+pipe.recv()
+kept = Connection(messages)
 figures = dict.fromkeys(["worker", "ended", "failed", "in_flight", "tokens", "ttft_ms", "cpu_share"], 0)
-send_message("progress", LoadProgress(**figures))
-payload = Samples().to_bytes()
-send_message("result", {"gauge": WorkerGauge(), "bytes": len(payload), "texts": 2})
-os.write(write, open("messages", "rb").read() + payload + b"[]")
-sys.stdin.buffer.readline()
+send_message(kept, LoadProgress(**figures))
+send_message(kept, (WorkerGauge(), Samples()))
+os.write(pipe.fileno(), open("messages", "rb").read())
+pipe.recv()
 """
 
 

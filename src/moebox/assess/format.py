@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from moebox import units
 from moebox.loose import is_number
+from moebox.units import join_names as join_names
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -26,11 +27,6 @@ def group_by(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     for item in items:
         groups.setdefault(key(item), []).append(item)
     return groups
-
-
-def join_names(names: list[str]) -> str:
-    """ "a", "a and b", "a, b and c"."""
-    return "".join(names) if len(names) < 2 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def capitalize(text: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from moebox.bench.prompts import parse_json, parse_json_lines, read_json_text
 from moebox.errors import BadInput
-from moebox.loose import Document, Json, get_number, get_object, get_objects, get_path, get_text, get_texts, is_number
+from moebox.loose import Json, get_number, get_object, get_objects, get_path, get_text, get_texts
 
 ToolResult = dict[str, Any]
 _LATENCIES = ("ttft", "tpot", "itl", "e2el")
@@ -123,10 +123,7 @@ def _read_guidellm(load: ToolResult) -> ToolResult:
         "total_output_tokens": _as_count(stats("output_token_count").get("total_sum")),
     }
     for name, theirs in _GUIDELLM_NAMES.items():
-        found = stats(theirs)
-        middle = {"mean": found.get("mean"), "median": found.get("median"), "std": found.get("std_dev")}
-        scale = 1e3 if name == "e2el" else 1.0
-        result |= _latency_fields(name, middle, get_object(found, "percentiles"), scale)
+        result |= _latency_fields(name, stats(theirs), 1e3 if name == "e2el" else 1.0)
     return result
 
 
@@ -158,15 +155,16 @@ def _read_aiperf(value: ToolResult) -> ToolResult:
     }
     for name, theirs in _AIPERF_NAMES.items():
         found = get_object(value, theirs)
-        middle = {"mean": found.get("avg"), "median": found.get("p50"), "std": found.get("std")}
-        result |= _latency_fields(name, middle, found, _UNITS.get(get_text(found, "unit"), 1.0))
+        result |= _latency_fields(name, found, _UNITS.get(get_text(found, "unit"), 1.0))
     return result
 
 
-def _latency_fields(name: str, middle: Document, percentiles: Json, scale: float) -> ToolResult:
+def _latency_fields(name: str, stats: Json, scale: float) -> ToolResult:
     """Return one latency under the serving benchmark's names; `scale` converts it to milliseconds."""
-    figures = {**middle, **{key: percentiles.get(key) for key in ("p50", "p90", "p95", "p99")}}
-    return {f"{kind}_{name}_ms": value * scale for kind, value in figures.items() if is_number(value)}
+    theirs = {"mean": ("mean", "avg"), "median": ("median", "p50"), "std": ("std_dev", "std")}
+    theirs |= {key: (key, f"percentiles.{key}") for key in ("p50", "p90", "p95", "p99")}
+    figures = {kind: get_number(stats, *names) for kind, names in theirs.items()}
+    return {f"{kind}_{name}_ms": value * scale for kind, value in figures.items() if value is not None}
 
 
 def _as_count(value: Any) -> Any:

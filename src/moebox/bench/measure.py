@@ -1,9 +1,11 @@
 """One measurement: warm the server up, send the load, compute the figures."""
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from moebox import __version__
 from moebox.bench import metrics, validity
@@ -34,10 +36,6 @@ class MeasuredLoad:
 
     result: Measurement
     samples: Samples
-
-    @property
-    def was_interrupted(self) -> bool:
-        return self.result.partial
 
 
 def measure_load(
@@ -93,20 +91,20 @@ def measure_load(
     was_counted, usage = _count_tokens(probed, run.samples)
     counted_by: TokenCounts = "tokenizer" if job.keep_text and was_counted else "chunks"
     result = _make_measurement(
-        probed, job, run, slo=slo, away_s=awake.away_s, counted_by="usage" if probed.reports_usage else counted_by
-    )
-    zero = run.samples.zero
-    power = scraper.power_use(zero, result.duration, result.total_output_tokens)
-    result = replace(
-        result,
+        probed,
+        job,
+        run,
+        away_s=awake.away_s,
+        slo=slo,
         label=label or None,
         warmup=warmup,
-        server=summarize_scrapes(scraper.rows, zero),
-        power=power,
+        token_counts="usage" if probed.reports_usage else counted_by,
+        server=summarize_scrapes(scraper.rows, run.samples.zero),
         conditions=conditions.result(),
-        tokens_per_joule=power.output_tokens_per_joule if power else None,
         usage_check=usage,
     )
+    if power := scraper.power_use(run.samples.zero, result.duration, result.total_output_tokens):
+        result = replace(result, power=power, tokens_per_joule=power.output_tokens_per_joule)
     return MeasuredLoad(result=_add_flags(probed, job, run.samples, result), samples=run.samples)
 
 
@@ -156,20 +154,17 @@ def _warm_up(job: LoadJob, requests: int, watcher: ProgressWatcher) -> LoadRun:
 
 def _count_tokens(probed: ProbedEndpoint, samples: Samples) -> tuple[bool, UsageCheck | None]:
     """Count replies with the tokenizer, or check the server's counts. Return False if there is no tokenizer left."""
-    try:
-        with open_token_counter(probed) as count:
-            if count is None:
-                return False, None
+    with contextlib.suppress(ExternalError), open_token_counter(probed) as count:  # the measurement itself is good
+        if count is not None:
             counted = probed.reports_usage and not probed.simulation  # the text of a simulation is made up
             usage = validity.check_usage(samples, count) if counted else None
             validity.count_missing_tokens(samples, count)
             return True, usage
-    except ExternalError:  # the measurement itself is still good
-        return False, None
+    return False, None
 
 
 def _make_measurement(
-    probed: ProbedEndpoint, job: LoadJob, run: LoadRun, *, slo: Slo | None, away_s: float, counted_by: TokenCounts
+    probed: ProbedEndpoint, job: LoadJob, run: LoadRun, *, slo: Slo | None, away_s: float, **others: Any
 ) -> Measurement:
     load, work, samples = job.load, job.workload, run.samples
     figures = metrics.summarize_samples(samples, slo=slo, prompt_tokens=work.input_tokens)
@@ -204,7 +199,6 @@ def _make_measurement(
         workload=work,
         load=load,
         slo=slo,
-        token_counts=counted_by,
         prompts_exact=probed.words.is_exact,
         errors={text: reasons.count(i) for i, text in enumerate(samples.reasons) if i and reasons.count(i)},
         steady=metrics.steady_state(samples, ramp_s=load.ramp_s),
@@ -212,6 +206,7 @@ def _make_measurement(
         speed_by_position=metrics.speed_by_position(samples),
         client_limited=bool(client.reasons),
         client=client,
+        **others,
     )
 
 

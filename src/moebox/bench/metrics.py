@@ -157,14 +157,9 @@ def token_and_chunk_gaps(samples: Samples, done: Sequence[RequestFigures]) -> tu
 
 def request_meets_slo(figures: RequestFigures, slo: Slo) -> bool:
     """True if a request met every limit; one without a known first token meets no TTFT limit."""
-    if slo.ttft_s is not None and figures.ttft_s is None:
-        return False
-    pairs = (
-        (figures.ttft_s, slo.ttft_s),
-        (figures.tpot_s, slo.tpot_s),
-        (figures.worst_itl_s, slo.itl_s),
-        (figures.e2e_s, slo.e2e_s),
-    )
+    ttft_s = math.inf if figures.ttft_s is None else figures.ttft_s
+    times = (ttft_s, figures.tpot_s, figures.worst_itl_s, figures.e2e_s)
+    pairs = zip(times, (slo.ttft_s, slo.tpot_s, slo.itl_s, slo.e2e_s), strict=True)
     return all(limit is None or value is None or value <= limit for value, limit in pairs)
 
 

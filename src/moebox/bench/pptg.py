@@ -75,7 +75,7 @@ def _run_requests(
 ) -> list[RequestFigures]:
     single = replace(load, concurrency=1, requests=requests)
     made = measure_load(probed, work, single, scrape_metrics=False, offset=offset)
-    if made.was_interrupted:
+    if made.result.partial:
         raise KeyboardInterrupt
     done = request_figures(made.samples)
     if not done:

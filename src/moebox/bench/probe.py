@@ -149,17 +149,14 @@ def choose_words(
     """
     if tokenizer:
         return replace(calibrate_words(_local_token_counter(tokenizer), "tokenizer.json"), tokenizer=tokenizer)
-    with _open_session(endpoint, tls) as session:
+    with _open_session(endpoint, tls) as session, contextlib.suppress(ExternalError):
         count = _server_token_counter(endpoint, session, time.monotonic() + min(timeout_s, TOKENIZE_S))
-        if count is None:
-            return UNCALIBRATED_WORDS
-        try:
+        if count is not None:
             words = calibrate_words(count, "the server's /tokenize")
-        except ExternalError:
-            return UNCALIBRATED_WORDS
-    sizes = (words.tokens_per_word, words.tokens_per_code_word)
-    sane = all(MIN_TOKENS_PER_WORD <= size <= MAX_TOKENS_PER_WORD for size in sizes)
-    return replace(words, tokenizer=SERVER_TOKENIZER) if sane else UNCALIBRATED_WORDS
+            sizes = (words.tokens_per_word, words.tokens_per_code_word)
+            if all(MIN_TOKENS_PER_WORD <= size <= MAX_TOKENS_PER_WORD for size in sizes):
+                return replace(words, tokenizer=SERVER_TOKENIZER)
+    return UNCALIBRATED_WORDS
 
 
 @contextlib.contextmanager

@@ -4,13 +4,13 @@ The file is one line of JSON (magic, zero of the clock, reasons, columns) follow
 deflated, in that order. Only `Samples.to_bytes` and `samples_from_bytes` know this format.
 """
 
+import itertools
 import json
-import sys
 import zlib
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from moebox.errors import BadInput
 from moebox.store import plain
@@ -42,22 +42,16 @@ CHUNK_COLUMNS = {"time": "q", "tokens": "H", "kind": "B"}
 BYTES_PER_CHUNK = sum(array(code).itemsize for code in CHUNK_COLUMNS.values())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampledRequest:
-    """One request; times are CLOCK_MONOTONIC ns, as in the columns."""
+class SampledRequest(NamedTuple):
+    """What the figures need of one request; times are CLOCK_MONOTONIC ns, as in the columns."""
 
-    index: int
-    due: int
     sent: int
     ended: int
     outcome: int
-    reason: str
-    status: int
     prompt: int
     output: int
     cached: int
     asked: int
-    turn: int
     first: int  # its chunks are rows first … last of the chunk columns
     last: int
 
@@ -98,18 +92,13 @@ class Samples:
 
     def requests(self) -> Iterator[SampledRequest]:
         """Yield every request, in the order of their ends."""
-        columns = self.columns
-        names = [name for name in REQUEST_COLUMNS if name not in ("chunks", "reason")]
-        first = 0
-        for row in range(len(self)):
-            last = first + columns["chunks"][row]
-            reason = self.reasons[columns["reason"][row]]
-            yield SampledRequest(**{name: columns[name][row] for name in names}, reason=reason, first=first, last=last)
-            first = last
+        ends = list(itertools.accumulate(self.columns["chunks"]))
+        columns = [self.columns[name] for name in SampledRequest._fields[:-2]]
+        return map(SampledRequest, *columns, [0, *ends], ends)
 
     def to_bytes(self) -> bytes:
         columns = {**self.columns, "time": self.time, "tokens": self.tokens, "kind": self.kind}
-        packed = [zlib.compress(_little_endian(column).tobytes(), 1) for column in columns.values()]
+        packed = [zlib.compress(column.tobytes(), 1) for column in columns.values()]
         head = {
             "magic": MAGIC,
             "zero": self.zero,
@@ -156,9 +145,9 @@ def samples_from_bytes(data: bytes, where: str = "samples") -> Samples:
             column = array(known)
             column.frombytes(unpacked)
             if name in REQUEST_COLUMNS:
-                samples.columns[name] = _little_endian(column)
+                samples.columns[name] = column
             else:
-                setattr(samples, name, _little_endian(column))
+                setattr(samples, name, column)
         _check_columns(samples)
     except (ValueError, KeyError, TypeError, RecursionError, zlib.error) as problem:
         raise BadInput(f"{where}: not a file of samples ({problem!r})") from None
@@ -184,11 +173,3 @@ def read_samples(path: Path) -> Samples:
         return samples_from_bytes(plain.read_bytes(path, max_bytes=MAX_SAMPLES_BYTES), str(path))
     except OSError as problem:
         raise BadInput(f"{path}: cannot be read: {problem.strerror}") from None
-
-
-def _little_endian(column: "array[int]") -> "array[int]":
-    if sys.byteorder == "little" or column.itemsize == 1:
-        return column
-    swapped = column[:]
-    swapped.byteswap()
-    return swapped

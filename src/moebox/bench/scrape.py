@@ -1,35 +1,23 @@
 """The server's own view during a run: its /metrics and the GPUs' power, on the client's clock."""
 
 import itertools
+import ssl
 import threading
 import time
 from dataclasses import fields
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from moebox import http
 from moebox.core.endpoint import Endpoint
 from moebox.core.metrics import EngineMetrics, find_metric, parse_prometheus
 from moebox.core.result import Power, ServerView
 
-if TYPE_CHECKING:
-    import ssl
-
 SCRAPE_INTERVAL_S = 1.0
 SCRAPE_TIMEOUT_S = 3.0  # for one reply
 
 # Gauges are kept as they are, counters (those that end in _total) by their growth since the run began.
-_NOT_SCRAPED = {
-    "source",
-    "counts_at_end",
-    "log",
-    "output_seconds_total",
-    "finished_total",
-    "ttft",
-    "tpot",
-    "e2e",
-    "queue",
-}
-SCRAPED_METRICS = tuple(field.name for field in fields(EngineMetrics) if field.name not in _NOT_SCRAPED)
+_KEPT = {field.name.removeprefix("peak_") for field in fields(ServerView)}
+SCRAPED_METRICS = tuple(field.name for field in fields(EngineMetrics) if field.name.removesuffix("_total") in _KEPT)
 MetricsRow = tuple[int, dict[str, float]]  # CLOCK_MONOTONIC ns, and the figures
 
 
@@ -42,7 +30,7 @@ def pick_metrics(metrics: dict[str, float]) -> dict[str, float]:
 class Scraper:
     """Reads /metrics and the GPUs once a second, in threads of a process that sends no load."""
 
-    def __init__(self, endpoint: Endpoint, *, enabled: bool, tls: "ssl.SSLContext | None") -> None:
+    def __init__(self, endpoint: Endpoint, *, enabled: bool, tls: ssl.SSLContext | None) -> None:
         self._endpoint = endpoint
         self._tls = tls
         self._stop = threading.Event()

@@ -1,6 +1,6 @@
-"""Several measurements: a sweep over loads, and the highest load that meets an SLO."""
+"""Search the highest load that meets an SLO."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from moebox.bench.measure import MeasuredLoad
 from moebox.core.measure import SearchAxis, Slo
@@ -40,33 +40,20 @@ def load_meets_slo(result: Measurement, slo: Slo) -> bool:
     return requests > 0 and round((result.request_goodput or 0.0) * result.duration) >= slo.share * requests
 
 
-def run_sweep(loads: Iterable[float], run: Callable[[float], MeasuredLoad]) -> list[MeasuredLoad]:
-    """Measure each load; stop after an interrupted one."""
-    done: list[MeasuredLoad] = []
-    for load in loads:
-        done.append(run(load))
-        if done[-1].was_interrupted:
-            break
-    return done
-
-
-def find_highest_load(
-    run: Callable[[float], MeasuredLoad], slo: Slo, *, axis: SearchAxis, start: float
-) -> tuple[list[MeasuredLoad], int | None]:
+def find_highest_load(run: Callable[[float], MeasuredLoad], slo: Slo, *, axis: SearchAxis, start: float) -> int | None:
     """Search the highest load that meets the SLO: double until one does not, then halve the gap.
 
-    Return everything that was measured, and the index of the best, or None if not even the first met it.
+    Return how many were measured before the best, or None if not even the first met it.
     """
-    done: list[MeasuredLoad] = []
     best, best_load, worst_load, load = None, 0.0, 0.0, float(start)
-    while len(done) < MAX_SEARCH_STEPS:
-        done.append(run(load))
-        if done[-1].was_interrupted:
+    for number in range(MAX_SEARCH_STEPS):
+        measured = run(load).result
+        if measured.partial:
             break
-        if not load_meets_slo(done[-1].result, slo):
+        if not load_meets_slo(measured, slo):
             worst_load = load
         elif load > best_load:
-            best, best_load = len(done) - 1, load
+            best, best_load = number, load
         close = worst_load / best_load <= CLOSE_RATIO if best_load else worst_load <= MIN_LOAD[axis]
         if worst_load and close:
             break
@@ -75,4 +62,4 @@ def find_highest_load(
             load = float(round(load))
         if load in (best_load, worst_load):
             break
-    return done, best
+    return best

@@ -5,7 +5,6 @@ begins with words of its own, so that no two share a prefix that a cache could u
 The pool and those words follow from the workload's seed and salt.
 """
 
-import functools
 import hashlib
 import itertools
 import json
@@ -14,8 +13,11 @@ import zlib
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 
-from moebox.bench.generator import Conversation, PromptWords, SingleTurn
+import msgspec
+
+from moebox.bench.generator import Conversation, PromptWords
 from moebox.bench.prompts import load_prompts, load_trace
 from moebox.core.measure import Workload
 from moebox.data import FOLDER
@@ -27,7 +29,7 @@ TRACE_BLOCK_TOKENS = 512  # tokens behind one hash id of a trace (the published 
 CODE_TASK = "rewrite this module with one more field in every class and a test for every function.\n\n"
 
 
-@functools.cache
+@cache
 def common_words() -> tuple[str, ...]:
     """Short lower-case English words: most tokenizers have each as one token after a space."""
     return tuple((FOLDER / "words.txt").read_text(encoding="utf-8").split())
@@ -111,30 +113,6 @@ def _splitmix64(state: int) -> int:
     return state ^ state >> 31
 
 
-class MultiTurn:
-    """A conversation in which each turn sends everything before it and one message more."""
-
-    __slots__ = ("_make_message", "_messages", "_workload", "_writer", "index", "keep_text", "max_tokens", "turn")
-
-    def __init__(
-        self, index: int, workload: Workload, make_message: Callable[[int, int], str], writer: "BodyWriter"
-    ) -> None:
-        self.index, self.turn, self.max_tokens, self.keep_text = index, 0, workload.output_tokens, True
-        self._workload, self._make_message, self._writer = workload, make_message, writer
-        self._messages = [{"role": "user", "content": make_message(index, 0)}]
-
-    def next_body(self) -> bytes:
-        return self._writer.json_body(messages=self._messages, tokens=self.max_tokens)
-
-    def accept_reply(self, text: str) -> float | None:
-        self.turn += 1
-        if self.turn >= self._workload.turns:
-            return None
-        self._messages.append({"role": "assistant", "content": text})
-        self._messages.append({"role": "user", "content": self._make_message(self.index, self.turn)})
-        return self._workload.think_s
-
-
 class BodyWriter:
     """Writes request bodies for one model and API."""
 
@@ -145,26 +123,19 @@ class BodyWriter:
         if workload.ignore_eos:
             self._common["ignore_eos"] = True
         self._common |= workload.extra
-        self._frames: dict[int, tuple[bytes, bytes]] = {}  # tokens -> the bytes around a prompt of plain words
 
-    def plain_body(self, text: str, tokens: int) -> bytes:
-        """Write the body for a text that needs no escaping: words and spaces."""
-        if tokens not in self._frames:
-            before, _, after = self.json_body(text="\0", tokens=tokens).partition(b"\\u0000")
-            self._frames[tokens] = before, after
-        before, after = self._frames[tokens]
-        return before + text.encode("ascii") + after
-
-    def json_body(
-        self, *, text: str = "", messages: Sequence[Json] | None = None, tokens: int, extra_fields: Json | None = None
-    ) -> bytes:
+    def write_body(self, prompt: str | Sequence[Json], tokens: int, extra_fields: Json | None = None) -> bytes:
         """Write the body that asks for `tokens` tokens after this text or these messages."""
         body = {**self._common, "max_tokens": tokens, **(extra_fields or {})}
         if self._chat:
-            body["messages"] = messages if messages is not None else [{"role": "user", "content": text}]
+            body["messages"] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         else:
-            body["prompt"] = text if messages is None else "\n\n".join(str(m.get("content", "")) for m in messages)
-        return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+            texts = [prompt] if isinstance(prompt, str) else [str(each.get("content", "")) for each in prompt]
+            body["prompt"] = "\n\n".join(texts)
+        try:
+            return msgspec.json.encode(body)  # ten times as fast as json
+        except UnicodeEncodeError:  # an unpaired surrogate in text from elsewhere
+            return json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
 
 
 def open_source(
@@ -180,11 +151,10 @@ def open_source(
             prompt = prompts[index % len(prompts)]
             limit = prompt.output_tokens or tokens
 
-            def write(_: int) -> bytes:
-                messages = list(prompt.messages)
-                return writer.json_body(messages=messages, tokens=limit, extra_fields=prompt.extra_fields)
+            def write_prompt(_: Sequence[str]) -> bytes:
+                return writer.write_body(prompt.messages, limit, prompt.extra_fields)
 
-            return SingleTurn(index, limit, write, keep_text=keep_text(index))
+            return Conversation(index, limit, write_prompt, keep_text(index))
 
         return ConversationSource(from_file)
     pool = WordPool(words, workload)
@@ -197,29 +167,32 @@ def open_source(
             parts = [pool.make_prompt(TRACE_BLOCK_TOKENS, f"block {block}") for block in blocks]
             rest = row.input_tokens - TRACE_BLOCK_TOKENS * len(parts)
             parts += [pool.make_prompt(rest, index)] if rest > 0 else []
-            limit = row.output_tokens
-            return SingleTurn(
-                index, limit, lambda _: writer.json_body(text=" ".join(parts), tokens=limit), keep_text=keep_text(index)
-            )
+            limit, text = row.output_tokens, " ".join(parts)
+            return Conversation(index, limit, lambda _: writer.write_body(text, limit), keep_text(index))
 
         due_times = tuple(row.at_s - rows[0].at_s for row in rows)
         return ConversationSource(from_trace, due_times=due_times)
     if workload.kind == "turns":
         shared = pool.make_prompt(workload.prefix_tokens, "prefix 0") if workload.prefix_tokens else ""
 
-        def write_message(index: int, turn: int) -> str:
-            text = pool.make_prompt(workload.input_tokens, (index, turn))
-            return f"{shared} {text}" if shared and not turn else text
+        def write_turn(index: int, replies: Sequence[str]) -> bytes:
+            texts = [pool.make_prompt(workload.input_tokens, (index, turn)) for turn in range(len(replies) + 1)]
+            messages = [{"role": "user", "content": f"{shared} {texts[0]}" if shared else texts[0]}]
+            for reply, text in zip(replies, texts[1:], strict=True):
+                messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": text}]
+            return writer.write_body(messages, tokens)
 
-        return ConversationSource(lambda index: MultiTurn(index, workload, write_message, writer))
+        return ConversationSource(
+            lambda index: Conversation(
+                index, tokens, partial(write_turn, index), True, workload.turns, workload.think_s
+            )
+        )
     write_prompt = _prompt_writer(workload, pool, words)
-    plain = workload.kind != "code" and all(word.isascii() and word.isalnum() for word in words.words)
 
-    def write_body(index: int) -> bytes:
-        text = write_prompt(index)
-        return writer.plain_body(text, tokens) if plain else writer.json_body(text=text, tokens=tokens)
+    def write_body(index: int, _: Sequence[str]) -> bytes:
+        return writer.write_body(write_prompt(index), tokens)
 
-    return ConversationSource(lambda index: SingleTurn(index, tokens, write_body, keep_text=keep_text(index)))
+    return ConversationSource(lambda index: Conversation(index, tokens, partial(write_body, index), keep_text(index)))
 
 
 def _prompt_writer(workload: Workload, pool: WordPool, words: PromptWords) -> Callable[[int], str]:

@@ -14,7 +14,7 @@ from moebox.bench.importers import load_results
 from moebox.bench.measure import MeasuredLoad, measure_load
 from moebox.bench.pptg import measure_prefill_decode
 from moebox.bench.probe import ProbedEndpoint, probe_endpoint
-from moebox.bench.search import find_highest_load, parse_slo, run_sweep
+from moebox.bench.search import find_highest_load, parse_slo
 from moebox.cli import flags
 from moebox.cli.bench_results import LiveLine, ResultKeeper, RunMeasurements, load_label, print_results, print_test_rows
 from moebox.cli.flags import AsJson, KeyEnv, ServedModel, Settings, Target, parse_counts, parse_rates, parse_token_count
@@ -273,8 +273,10 @@ class _Sweep:
             if search and self.slo:
                 start = (first.rate if search == "rate" else first.concurrency) or 1
                 measure = lambda value: self.measure_load(self.plan.load_at(search, value))  # noqa: E731
-                return find_highest_load(measure, self.slo, axis=search, start=start)[1]
-            run_sweep(range(len(self.plan.loads)), lambda at: self.measure_load(self.plan.loads[int(at)]))
+                return find_highest_load(measure, self.slo, axis=search, start=start)
+            for load in self.plan.loads:
+                if self.measure_load(load).result.partial:
+                    break
         except KeyboardInterrupt:
             self.stopped = True
         except (_ServerGone, ServerStalled) as problem:
@@ -308,7 +310,7 @@ class _Sweep:
     @property
     def was_interrupted(self) -> bool:
         """Whether Ctrl-C ended it, in a load or between two."""
-        return self.stopped or any(measured.was_interrupted for measured in self.done)
+        return self.stopped or any(measured.result.partial for measured in self.done)
 
 
 def _print_own_run(keeper: ResultKeeper, json: bool) -> None:
@@ -319,7 +321,7 @@ def _print_own_run(keeper: ResultKeeper, json: bool) -> None:
 def _print_resume_commands(sweep: _Sweep, search: SearchAxis | None, words: list[str]) -> None:
     """Print the commands for the loads that are not measured yet; a search starts again."""
     # not those that were interrupted, nor the one under which the server died
-    finished = sum(not each.was_interrupted for each in sweep.done) - isinstance(sweep.server_gone, _ServerGone)
+    finished = sum(not each.result.partial for each in sweep.done) - isinstance(sweep.server_gone, _ServerGone)
     finished = 0 if search else finished
     own_run, plan = sweep.keeper.own_run, sweep.plan
     words = [*words, *flag_words({"search": search, "run": own_run})]

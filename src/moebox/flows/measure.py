@@ -108,7 +108,7 @@ def _measure_load(
     while True:
         run.add_event(LoadBegan(concurrency=streams))
         made = measure_load(subject, work, load, settle=True, label="random")
-        if made.was_interrupted:
+        if made.result.partial:
             raise KeyboardInterrupt
         if made.result.away_s:
             sleeps_left -= 1

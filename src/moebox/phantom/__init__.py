@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 from moebox import files
+from moebox.data import FOLDER
 from moebox.errors import ExternalError
 
 __all__ = ["CONTEXT", "ENDLESS_TEXT", "gguf_path", "hf_path", "latent_path"]
@@ -51,8 +52,9 @@ def hf_path(draft: bool = False) -> Path:
 
 
 def _cached_folder(name: str, source: Path, writer: ModuleType, write: Callable[[Path], None]) -> Path:
-    """A folder in the cache, written on first use; its name has a hash of the weights and of the code that wrote it."""
-    stamp = hashlib.sha256(source.read_bytes() + Path(str(writer.__file__)).read_bytes()).hexdigest()[:12]
+    """A folder in the cache, written on first use; its name has a hash of all that it was made from."""
+    parts = (source, Path(str(writer.__file__)), *sorted((FOLDER / "phantom").iterdir()))
+    stamp = hashlib.sha256(b"".join(part.read_bytes() for part in parts)).hexdigest()[:12]
     cache = files.xdg_home("cache") / "moebox"
     folder = cache / f"{name}-{stamp}"
     if folder.exists():

@@ -1,7 +1,8 @@
 """The phantom as a Hugging Face folder, written from its GGUF: config, tokenizer, template, safetensors.
 
 vLLM and SGLang load it as DeepseekV3ForCausalLM (model type kimi_k2), as they load Kimi K2. The constant parts of
-config.json and tokenizer.json are in data/phantom; a value "=key" there is the GGUF's metadata of that name.
+its JSON files are in data/phantom, such as the pattern with which Kimi K2's tokenizer splits text (tokenization_kimi.py
+in the model's repository); a value "=key" there is the GGUF's metadata of that name.
 """
 
 import json
@@ -12,35 +13,8 @@ from typing import Any
 from moebox.data import FOLDER
 from moebox.phantom.gguf import PhantomGguf
 
-# The pattern with which Kimi K2's tokenizer splits text (tokenization_kimi.py in the model's repository).
-_TAIL = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
-_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
-_PATTERN = "|".join(
-    (
-        r"[\p{Han}]+",
-        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_TAIL}",
-        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_TAIL}",
-        r"\p{N}{1,3}",
-        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
-        r"\s*[\r\n]+",
-        r"\s+(?!\S)",
-        r"\s+",
-    )
-)
 _CONTROL, _USER_DEFINED = 3, 4  # token types in GGUF
 _MLP_PARTS = ("gate", "up", "down")
-_LAYER_TENSORS = {
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_a_proj": "attn_q_a",
-    "self_attn.q_a_layernorm": "attn_q_a_norm",
-    "self_attn.q_b_proj": "attn_q_b",
-    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
-    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
-    "self_attn.kv_b_proj": "attn_kv_b",
-    "self_attn.o_proj": "attn_output",
-}
 
 Weights = dict[str, tuple[str, list[int], bytes]]
 
@@ -48,20 +22,8 @@ Weights = dict[str, tuple[str, list[int], bytes]]
 def write_hf_folder(gguf: Path, folder: Path) -> None:
     """Write the files into `folder`, which must exist."""
     model = PhantomGguf(gguf)
-    files: dict[str, Any] = {
-        "config.json": hf_config(model),
-        "generation_config.json": {"eos_token_id": model.meta["tokenizer.ggml.eos_token_id"], "do_sample": False},
-        "tokenizer.json": hf_tokenizer(model),
-        "tokenizer_config.json": {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "bos_token": "[BOS]",
-            "eos_token": "<|im_end|>",
-            "pad_token": "[PAD]",
-            "unk_token": "[UNK]",
-            "model_max_length": model.meta["deepseek2.context_length"],
-            "clean_up_tokenization_spaces": False,
-        },
-    }
+    files = {name: _read_constants(name, model) for name in ("generation_config.json", "tokenizer_config.json")}
+    files |= {"config.json": hf_config(model), "tokenizer.json": hf_tokenizer(model)}
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     (folder / "chat_template.jinja").write_text(model.meta["tokenizer.chat_template"])
@@ -79,18 +41,24 @@ def write_hf_folder(gguf: Path, folder: Path) -> None:
             file.write(raw)
 
 
+def _read_constants(name: str, model: PhantomGguf) -> dict[str, Any]:
+    """Read a file of data/phantom, with the values of this GGUF."""
+    meta = {f"={key.removeprefix('deepseek2.')}": value for key, value in model.meta.items()}
+
+    def fill_in(row: dict[str, Any]) -> dict[str, Any]:
+        return {key: meta[value] if str(value).startswith("=") else value for key, value in row.items()}
+
+    found: dict[str, Any] = json.loads((FOLDER / "phantom" / name).read_text(encoding="utf-8"), object_hook=fill_in)
+    return found
+
+
 def hf_config(model: PhantomGguf) -> dict[str, Any]:
     """config.json with the keys of DeepSeek-V3.
 
     Kimi K2 uses YaRN; so does this, with a factor of one, which changes no angle. Engines then use the same code as for
     Kimi: without it vLLM 0.32's CPU kernel rotates only the first head of the queries.
     """
-    meta = {key.removeprefix("deepseek2."): value for key, value in model.meta.items()}
-    config: dict[str, Any] = json.loads((FOLDER / "phantom" / "config.json").read_text(encoding="utf-8"))
-    for values in (config, config["rope_scaling"]):
-        for key, value in values.items():
-            if isinstance(value, str) and value.startswith("="):
-                values[key] = meta[value[1:]]
+    config = _read_constants("config.json", model)
     config["qk_nope_head_dim"] -= config["qk_rope_head_dim"]
     config["routed_scaling_factor"] = round(config["routed_scaling_factor"], 4)
     config["rms_norm_eps"] = round(config["rms_norm_eps"], 9)
@@ -101,30 +69,26 @@ def hf_tokenizer(model: PhantomGguf) -> dict[str, Any]:
     """tokenizer.json for the `tokenizers` library."""
     tokens: list[str] = model.meta["tokenizer.ggml.tokens"]
     kinds: list[int] = model.meta["tokenizer.ggml.token_type"]
-    tokenizer: dict[str, Any] = json.loads((FOLDER / "phantom" / "tokenizer.json").read_text(encoding="utf-8"))
+    tokenizer = _read_constants("tokenizer.json", model)
     tokenizer["added_tokens"] = [
         {
             "id": place,
             "content": token,
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-            "normalized": False,
+            **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False),
             # as in Kimi's own tokenizer, skip_special_tokens keeps think and tool marks
             "special": "tool_call" not in token and "think" not in token,
         }
         for place, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
         if kind in (_CONTROL, _USER_DEFINED)
     ]
-    tokenizer["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = _PATTERN
     tokenizer["model"]["vocab"] = {token: place for place, token in enumerate(tokens)}
-    tokenizer["model"]["merges"] = model.meta["tokenizer.ggml.merges"]
     return tokenizer
 
 
 def hf_weights(model: PhantomGguf) -> Weights:
     """Every tensor under its Hugging Face name: type, shape, bytes."""
     weights: Weights = {}
+    names = _read_constants("layer_tensors.json", model)
 
     def put(name: str, source: str) -> None:
         weights[name] = ("BF16", list(model.tensors[source].shape), model.read_bfloat16(source).tobytes())
@@ -134,7 +98,7 @@ def hf_weights(model: PhantomGguf) -> Weights:
     put("lm_head.weight", "output.weight")
     for i in range(model.meta["deepseek2.block_count"]):
         here, block = f"model.layers.{i}.", f"blk.{i}."
-        for ours, theirs in _LAYER_TENSORS.items():
+        for ours, theirs in names.items():
             put(f"{here}{ours}.weight", f"{block}{theirs}.weight")
         if i < model.meta["deepseek2.leading_dense_block_count"]:
             for part in _MLP_PARTS:

@@ -5,7 +5,6 @@ Only the tensor types of the phantom's file are known (f32, f16, q8_0).
 
 from __future__ import annotations
 
-import functools
 import math
 import struct
 from array import array
@@ -73,8 +72,6 @@ class PhantomGguf:
     def read_bfloat16(self, name: str) -> array[int]:
         """A tensor's values as bfloat16, rounded to nearest even."""
         tensor = self.tensors[name]
-        if tensor.kind == F16:
-            return array("H", map(_halves_as_bfloat16().__getitem__, array("H", self.tensor_bytes(name))))
         if tensor.kind != Q8_0:
             return _round_to_bfloat16(self.read_float32(name))
         # Blocks have far fewer scales than values, and a scale has 256 products: look them up
@@ -109,11 +106,6 @@ def _round_to_bfloat16(numbers: array[float]) -> array[int]:
     """float32 as bfloat16, to nearest even."""
     bits = array("I", numbers.tobytes())
     return array("H", [(x + 0x7FFF + ((x >> 16) & 1)) >> 16 & 0xFFFF for x in bits])
-
-
-@functools.cache
-def _halves_as_bfloat16() -> array[int]:
-    return _round_to_bfloat16(array("f", struct.unpack("<65536e", array("H", range(65536)).tobytes())))
 
 
 def write_latent_gguf(source: Path, path: Path) -> None:

@@ -171,7 +171,7 @@ def _judge_count(question: Question, reply: ModelReply) -> str:
 def memory_question(rng: random.Random, *, thinking: bool) -> Question:
     """Something from an earlier turn is asked for later, with other turns between."""
     picked = rng.sample(_TABLE["memory"], rng.choice((1, 2, 3)))
-    values = [vocabulary.value_generator(row["draw"])(rng) for row in picked]
+    values = [vocabulary.draw_value(rng, row["draw"]) for row in picked]
     turns: list[Message] = []
     for row, value in zip(picked, values, strict=True):
         reply = {"role": "assistant", "content": row["reply"].format(v=value)}

@@ -11,7 +11,7 @@ from typing import Any
 from moebox.data import load_table
 from moebox.phantom.question import Message, ModelReply, Question, ToolCall, ask_user, shorten, user_message
 from moebox.phantom.text_questions import REASONING, plain_question, sum_question
-from moebox.phantom.vocabulary import ValueGenerator, value_generator
+from moebox.phantom.vocabulary import draw_value
 
 WantedCall = tuple[str, Mapping[str, Any]]
 
@@ -25,42 +25,32 @@ class ExampleTool:
 
     name: str
     about: str
-    params: Mapping[str, tuple[str, str]]  # type and description
-    arguments: Mapping[str, ValueGenerator]
-    prompts: tuple[str, ...]
-    result: Mapping[str, ValueGenerator]
+    params: Mapping[str, Mapping[str, Any]]  # type, description and what it is drawn from
+    prompts: Sequence[str]
+    result: Mapping[str, str | list[Any]]
     answer: str
     informs: bool = True  # False: it acts, and a fair answer need not repeat its result
 
+    @property
+    def arguments(self) -> dict[str, str | list[Any]]:
+        """What each argument is drawn from."""
+        return {key: param["draw"] for key, param in self.params.items()}
+
     def schema(self) -> dict[str, Any]:
         """The tool in the format of the chat API."""
-        properties = {key: {"type": kind, "description": note} for key, (kind, note) in self.params.items()}
+        properties = {key: {name: each[name] for name in ("type", "description")} for key, each in self.params.items()}
         parameters = {"type": "object", "properties": properties, "required": list(self.params)}
-        return {
-            "type": "function",
-            "function": {"name": self.name, "description": self.about, "parameters": parameters},
-        }
+        function = {"name": self.name, "description": self.about, "parameters": parameters}
+        return {"type": "function", "function": function}
 
 
-TOOLS: tuple[ExampleTool, ...] = tuple(
-    ExampleTool(
-        name=row["name"],
-        about=row["about"],
-        params={key: (param["type"], param["description"]) for key, param in row["params"].items()},
-        arguments={key: value_generator(param["draw"]) for key, param in row["params"].items()},
-        prompts=tuple(row["prompts"]),
-        result={key: value_generator(spec) for key, spec in row["result"].items()},
-        answer=row["answer"],
-        informs=row.get("informs", True),
-    )
-    for row in load_table("questions")["tool"]
-)
+TOOLS = tuple(ExampleTool(**row) for row in load_table("questions")["tool"])
 INFORMING_TOOLS = tuple(tool for tool in TOOLS if tool.informs)
 
 
-def draw_values(rng: random.Random, generators: Mapping[str, ValueGenerator]) -> dict[str, Any]:
+def draw_values(rng: random.Random, specs: Mapping[str, str | list[Any]]) -> dict[str, Any]:
     """Random arguments or a random result of a tool."""
-    return {key: draw(rng) for key, draw in generators.items()}
+    return {key: draw_value(rng, spec) for key, spec in specs.items()}
 
 
 def tool_call(name: str, arguments: Mapping[str, Any], index: int = 0) -> ToolCall:

@@ -21,8 +21,6 @@ _CAPITALS = "ABCDEFGHJKLMNPQRSTUVWXYZ"
 _DIGITS = "0123456789"
 _SYMBOL_LETTERS = "ABCDEFGHKLMNPRSTVXYZ"
 
-ValueGenerator = Callable[[random.Random], Any]
-
 
 def invent_word(rng: random.Random, *, capital: bool = False) -> str:
     """A new word of two or three syllables."""
@@ -57,11 +55,6 @@ def draw_number(rng: random.Random) -> int:
     return rng.randrange(0 if size == 1 else 10 ** (size - 1), 10**size)
 
 
-def join_words(items: list[str]) -> str:
-    """Join as people write: "a, b and c"."""
-    return items[0] if len(items) == 1 else ", ".join(items[:-1]) + " and " + items[-1]
-
-
 def draw_sentence(rng: random.Random) -> str:
     """A sentence of filler, such as "The old farmer painted the blue boat near the harbour."."""
     who = f"{rng.choice(ADJECTIVES)} {rng.choice(PEOPLE)}"
@@ -71,7 +64,7 @@ def draw_sentence(rng: random.Random) -> str:
     return f"The {who} {rng.choice(VERBS)} the {what} {where}{when}."
 
 
-_GENERATORS: dict[str, ValueGenerator] = {
+_GENERATORS: dict[str, Callable[[random.Random], Any]] = {
     "name": draw_name,
     "city": draw_city,
     "word": draw_word,
@@ -91,10 +84,8 @@ _GENERATORS: dict[str, ValueGenerator] = {
 }
 
 
-def value_generator(spec: str | list[Any]) -> ValueGenerator:
-    """The generator named in questions.toml, a choice from a list of texts, or a number between two."""
+def draw_value(rng: random.Random, spec: str | list[Any]) -> Any:
+    """A value of the kind named in questions.toml, one of a list of texts, or a number between two."""
     if isinstance(spec, str):
-        return _GENERATORS[spec]
-    if isinstance(spec[0], int):
-        return lambda rng: rng.randint(*spec)
-    return lambda rng: rng.choice(spec)
+        return _GENERATORS[spec](rng)
+    return rng.randint(*spec) if isinstance(spec[0], int) else rng.choice(spec)

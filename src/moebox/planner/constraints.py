@@ -11,6 +11,7 @@ from moebox.core.recipe import EngineName, Parallel
 from moebox.core.setting import parse_text, split_setting
 from moebox.errors import BadInput, UnknownName, refuse_if, refuse_out_of_range
 from moebox.sizing.layout import unsupported_layout
+from moebox.units import join_names
 
 IMAGES = ("stock", "community")
 DRAFT_METHODS = ("none", "eagle3", "mtp", "ngram", "dflash", "dspark")
@@ -83,7 +84,7 @@ class Constraints(CommonConstraints):
             raise BadInput(f"--memory-utilization {share:g} is not a share of the GPU", hint="write it like 0.90")
         refuse_if(min(self.experts or (0,)) < 0, "--experts-on-gpu counts layers; none can be negative")
         if self.gpu_only_flag and self.hybrid_flag:
-            gpu_only, hybrid = _join_names(gpu_only_engines()), _join_names(hybrid_engines())
+            gpu_only, hybrid = join_names(gpu_only_engines()), join_names(hybrid_engines())
             raise BadInput(f"{self.gpu_only_flag} is for {gpu_only}, {self.hybrid_flag} for {hybrid}")
         self._refuse_for_engine()
 
@@ -111,8 +112,8 @@ class Constraints(CommonConstraints):
         """Raise BadInput for a setting that the requested engine does not have."""
         if not self.engine:
             return
-        engine, hybrid = registry.engine_traits(self.engine), _join_names(hybrid_engines())
-        gpu_only = _join_names(gpu_only_engines())
+        engine, hybrid = registry.engine_traits(self.engine), join_names(hybrid_engines())
+        gpu_only = join_names(gpu_only_engines())
         text = f"{self.gpu_only_flag} is for {gpu_only}, --engine {self.engine} for {hybrid}"
         refuse_if(self.gpu_only_flag and engine.offloads_experts and self.gpu_only_flag[2:] not in engine.shards, text)
         ep = (self.ep or 1) > 1
@@ -126,12 +127,12 @@ class Constraints(CommonConstraints):
             self.hybrid_flag and not engine.offloads_experts, f"{self.hybrid_flag} is for {hybrid}, not {self.engine}"
         )
         if self.image and self.image not in ("stock", *engine.presets):
-            makers = _join_names(engines_with_preset(self.image))
+            makers = join_names(engines_with_preset(self.image))
             raise BadInput(f"--image {self.image} is an image of {makers}, not {self.engine}")
         for flag in ("--experts-on-gpu", "--ub", "--mla"):
             field = HYBRID_FLAGS[flag]
             if getattr(self, field) is not None and field not in engine.hybrid_fields:
-                others = _join_names(hybrid_engines(field))
+                others = join_names(hybrid_engines(field))
                 hint = "llama.cpp always absorbs latent attention" if field == "mla" else None
                 raise BadInput(f"{flag} is for {others}, not {self.engine}", hint=hint)
         text = f"{self.engine} has no {self.kv} cache"
@@ -172,11 +173,6 @@ def hybrid_engines(*fields: str) -> tuple[EngineName, ...]:
 def engines_with_preset(preset: str) -> tuple[EngineName, ...]:
     """Engines that have a patched image."""
     return tuple(traits.name for traits in registry.all_traits() if preset in traits.presets)
-
-
-def _join_names(names: tuple[EngineName, ...]) -> str:
-    *first, last = names
-    return f"{', '.join(first)} and {last}" if first else last
 
 
 def parse_expert_counts(text: str) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ looked at a bounded number of times.
 
 import contextlib
 import time
+from dataclasses import dataclass, field
 
 from moebox.stream.sse import EventParser
 
@@ -20,45 +21,26 @@ HEX = frozenset(b"0123456789abcdefABCDEF")
 class BodyState:
     """The part of the response that the next byte belongs to; integers, since a lookup in an enum takes 0.2 us."""
 
-    HEAD = 0
-    SIZE = 1  # a chunk's size line
-    CHUNK = 2  # inside a chunk
-    AFTER = 3  # the line end behind a chunk
-    TRAILER = 4
-    LENGTH = 5  # a body of known length
-    CLOSE = 6  # a body that ends with the connection
-    OVER = 7
+    # SIZE: a chunk's size line; AFTER: the line end behind a chunk; LENGTH and CLOSE: a body of known length, or one
+    # that ends with the connection.
+    HEAD, SIZE, CHUNK, AFTER, TRAILER, LENGTH, CLOSE, OVER = range(8)
 
 
+@dataclass(slots=True, eq=False)
 class ResponseBody:
     """One response, fed in pieces."""
 
-    __slots__ = (
-        "_events",
-        "_interim",
-        "_left",
-        "_raw",
-        "extra",
-        "headers",
-        "problem",
-        "rest",
-        "state",
-        "status",
-        "streamed",
-    )
-
-    def __init__(self) -> None:
-        self.state = BodyState.HEAD
-        self.status = 0
-        self.headers: dict[bytes, bytes] = {}
-        self.streamed = False  # an event stream
-        self.rest = bytearray()
-        self.problem = ""
-        self.extra = False  # bytes came after the end of the response
-        self._raw = b""  # bytes of an unfinished head or size line
-        self._events = EventParser()
-        self._left = 0
-        self._interim = 0  # heads of status 1xx so far
+    state: int = BodyState.HEAD
+    status: int = 0
+    headers: dict[bytes, bytes] = field(default_factory=dict)
+    streamed: bool = False  # an event stream
+    rest: bytearray = field(default_factory=bytearray)
+    problem: str = ""
+    extra: bool = False  # bytes came after the end of the response
+    _raw: bytes = b""  # of an unfinished head or size line
+    _events: EventParser = field(default_factory=EventParser)
+    _left: int = 0
+    _interim: int = 0  # heads of status 1xx so far
 
     @property
     def is_complete(self) -> bool:
@@ -101,10 +83,6 @@ class ResponseBody:
                 data = self._skip_line_end(data)
         self.extra = self.extra or bool(data)
         return events
-
-    def mark_complete(self) -> None:
-        """The empty chunk at the end came, with an empty trailer; only allowed if `at_boundary`."""
-        self.state = BodyState.OVER
 
     def close(self) -> list[bytes]:
         """The connection closed: return the data of an event that lacked only its blank line."""

@@ -9,7 +9,7 @@ from typing import Self
 
 from moebox.core.endpoint import Endpoint, ToolCall
 from moebox.errors import ExternalError
-from moebox.loose import Json, get_object, get_objects
+from moebox.loose import Json, get_object, get_objects, get_text
 from moebox.stream import sockets
 from moebox.stream.body import ResponseBody
 from moebox.stream.events import StreamEvent, decode_event, describe_error
@@ -156,20 +156,13 @@ def join_tool_calls(events: Iterable[Json]) -> tuple[ToolCall, ...]:
     """Join the tool calls of a reply from their deltas; deltas of another format are ignored."""
     calls: dict[int, ToolCall] = {}
     for choice in (choice for data in events for choice in get_objects(data, "choices")):
-        deltas = (get_object(choice, "delta") or get_object(choice, "message")).get("tool_calls")
-        for place, delta in enumerate(deltas if isinstance(deltas, list) else ()):
-            if not isinstance(delta, dict):
-                continue
+        for place, delta in enumerate(get_objects(choice, "delta.tool_calls", "message.tool_calls")):
             index = delta.get("index")
             key = index if isinstance(index, int) else place
             before, function = calls.get(key, ToolCall()), get_object(delta, "function")
             calls[key] = ToolCall(
-                id=_text_or_empty(delta.get("id")) or before.id,
-                name=before.name + _text_or_empty(function.get("name")),
-                arguments=before.arguments + _text_or_empty(function.get("arguments")),
+                id=get_text(delta, "id") or before.id,
+                name=before.name + get_text(function, "name"),
+                arguments=before.arguments + get_text(function, "arguments"),
             )
     return tuple(calls[index] for index in sorted(calls))
-
-
-def _text_or_empty(value: object) -> str:
-    return value if isinstance(value, str) else ""

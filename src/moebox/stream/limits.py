@@ -1,10 +1,11 @@
 """The context length of a server, as the server reports it."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from moebox import http
 from moebox.core.endpoint import SIMULATION_HEADER, Endpoint
-from moebox.loose import Json, as_object, get_objects, get_path
+from moebox.loose import Json, get_objects, get_path
 
 QUICK_S = 5.0
 
@@ -32,23 +33,20 @@ def served_limits(endpoint: Endpoint) -> ServedLimits:
     models = get_objects(listed.json() if listed.ok else None, "data")
     only: Json = models[0] if len(models) == 1 else {}
     model = next((row for row in models if row.get("id") == endpoint.model), only)
-    context, source = model.get("max_model_len"), "max_model_len of /v1/models"
-    if not _is_count(context):
-        reply = http.get(f"{endpoint.server_url}/props", headers=endpoint.headers, timeout_s=QUICK_S)
-        props = as_object(reply.json() if reply.ok else None)
-        context, source = get_path(props, "default_generation_settings.n_ctx"), "n_ctx of /props"
-    if not _is_count(context):
-        context, source = get_path(model, "meta.n_ctx"), "n_ctx of /v1/models"
-    if not isinstance(context, int) or not _is_count(context):
-        return ServedLimits(simulation=simulation)
-    return ServedLimits(context=context, source=source, simulation=simulation)
+    for context, source in _read_lengths(endpoint, model):
+        if isinstance(context, int) and not isinstance(context, bool) and context > 0:
+            return ServedLimits(context=context, source=source, simulation=simulation)
+    return ServedLimits(simulation=simulation)
+
+
+def _read_lengths(endpoint: Endpoint, model: Json) -> Iterator[tuple[object, str]]:
+    yield model.get("max_model_len"), "max_model_len of /v1/models"
+    reply = http.get(f"{endpoint.server_url}/props", headers=endpoint.headers, timeout_s=QUICK_S)
+    yield get_path(reply.json() if reply.ok else None, "default_generation_settings.n_ctx"), "n_ctx of /props"
+    yield get_path(model, "meta.n_ctx"), "n_ctx of /v1/models"
 
 
 def is_twin(endpoint: Endpoint) -> bool:
     """True if a twin replies, not a model."""
     reply = http.get(f"{endpoint.base_url}/models", headers=endpoint.headers, timeout_s=QUICK_S)
     return SIMULATION_HEADER in reply.header_names
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0

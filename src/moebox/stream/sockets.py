@@ -31,12 +31,6 @@ class SocketAddress:
     insecure: bool = False  # accept any certificate
     ca_file: str = ""
 
-    @property
-    def authority(self) -> str:
-        """The Host header."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
-
 
 def address_from_url(url: str, *, insecure: bool = False, ca_file: str = "") -> SocketAddress:
     try:
@@ -96,12 +90,9 @@ def connect(target: SocketAddress, timeout_s: float) -> socket.socket:
         secured.close()
         if http.speaks_plain(target.host, target.port, problem):
             raise ExternalError(f"{where} {http.PLAIN_HTTP}", hint=http.WRITE_HTTP) from None
-        hint = (
-            "`bench --set endpoint.ca_file=FILE` trusts its certificate, endpoint.insecure=true any"
-            if "CERT" in str(problem).upper()
-            else None
-        )
-        raise ExternalError(f"{where}: TLS: {getattr(problem, 'reason', None) or problem}", hint=hint) from None
+        hint = "`bench --set endpoint.ca_file=FILE` trusts its certificate, endpoint.insecure=true any"
+        untrusted, reason = "CERT" in str(problem).upper(), getattr(problem, "reason", None) or problem
+        raise ExternalError(f"{where}: TLS: {reason}", hint=hint if untrusted else None) from None
     return secured
 
 
@@ -169,9 +160,10 @@ def request_head(
     target: SocketAddress, path: str, *, length: int, headers: dict[str, str], accept: str = "*/*"
 ) -> bytes:
     """The head of a POST with a JSON body of `length` bytes."""
+    host = f"[{target.host}]" if ":" in target.host else target.host
     lines = [
         f"POST {target.prefix}{path} HTTP/1.1",
-        f"Host: {target.authority}",
+        f"Host: {host}" if target.port == (443 if target.tls else 80) else f"Host: {host}:{target.port}",
         f"User-Agent: moebox (pid {os.getpid()})",
         f"Accept: {accept}",
         "Content-Type: application/json",

@@ -8,6 +8,8 @@ import json
 import time
 import uuid
 from collections.abc import AsyncIterator
+from pathlib import Path
+from string import Template
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -27,6 +29,7 @@ LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")  # the twin listens on the loo
 MAX_BODY_BYTES = 64 * 2**20
 SIMULATION_TEXT = "simulation by moebox twin; no model wrote this and no engine timed it"
 FINGERPRINT = "moebox-twin-simulation"
+PAGE = Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
 
 
 def build_app(engine: TwinEngine, *, model: str, context: int, title: str, key: str) -> Starlette:
@@ -57,7 +60,7 @@ def build_app(engine: TwinEngine, *, model: str, context: int, title: str, key: 
             rows[f"first token, {tier or 'computed'}"] = text
         cells = "".join(f"<tr><th>{name}<td>{html.escape(str(value))}" for name, value in rows.items())
         headers = {"Referrer-Policy": "no-referrer", "Cache-Control": "no-store"}  # the URL may hold the key
-        return HTMLResponse(PAGE.format(simulation=SIMULATION_TEXT, cells=cells), headers=headers)
+        return HTMLResponse(PAGE.substitute(simulation=SIMULATION_TEXT, cells=cells), headers=headers)
 
     async def models(_: Request) -> Response:
         about = {"created": started, "owned_by": "moebox-twin", "max_model_len": context}
@@ -279,16 +282,3 @@ def _new_id(kind: str) -> str:
 
 def _sse_event(kind: str, **data: object) -> bytes:
     return f"event: {kind}\ndata: {json.dumps({'type': kind, **data}, separators=(',', ':'))}\n\n".encode()
-
-
-PAGE = """<!doctype html>
-<html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="2">
-<title>Simulation · moebox twin</title>
-<style>body{{font:16px/1.5 system-ui;margin:3rem auto;max-width:44rem;padding:0 1rem}}
-strong{{background:#fc0;color:#000;padding:.1em .4em}}th{{text-align:left;padding-right:2em;font-weight:500}}
-td{{font-variant-numeric:tabular-nums}}</style>
-<h1>moebox twin</h1>
-<p><strong>SIMULATION</strong> {simulation}.</p>
-<table>{cells}</table>
-<p>GET /v1/models, /metrics · POST /v1/chat/completions, /v1/completions, /v1/messages</p></html>
-"""

@@ -10,7 +10,6 @@ from typing import Any
 import fastjsonschema
 
 from moebox.data import load_table
-from moebox.phantom.format_questions import FUNCTION_SPECS
 from moebox.phantom.question import ModelReply, ToolCall
 from moebox.phantom.text_questions import FACTS
 from moebox.phantom.tool_questions import TOOLS
@@ -195,10 +194,10 @@ def _code(question: str) -> str:
     if not asked:
         return ""
     name, takes, parameter, does = asked.groups()
-    for recipe in FUNCTION_SPECS:
-        slots = re.fullmatch(_pattern(recipe.does), does)
-        if recipe.takes == takes and slots:
-            return f"```python\ndef {name}({parameter}):\n    return {recipe.body.format(**slots.groupdict())}\n```"
+    for row in load_table("questions")["function"]:
+        slots = re.fullmatch(_pattern(row["does"]), does)
+        if row["takes"] == takes and slots:
+            return f"```python\ndef {name}({parameter}):\n    return {row['body'].format(**slots.groupdict())}\n```"
     return ""
 
 

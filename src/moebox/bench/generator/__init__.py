@@ -6,7 +6,6 @@ from moebox.bench.generator.job import Conversation as Conversation
 from moebox.bench.generator.job import LoadJob as LoadJob
 from moebox.bench.generator.job import LoadProgress as LoadProgress
 from moebox.bench.generator.job import PromptWords as PromptWords
-from moebox.bench.generator.job import SingleTurn as SingleTurn
 from moebox.bench.generator.job import WorkerGauge as WorkerGauge
 from moebox.bench.generator.processes import LoadRun as LoadRun
 from moebox.bench.generator.processes import run_job as run_job

@@ -7,10 +7,11 @@ import select
 import socket
 import ssl
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from moebox.bench.generator.hot_path import READ_BYTES, HotPath
-from moebox.bench.generator.job import Conversation
-from moebox.bench.generator.recorder import ReplyRecorder
+from moebox.bench.generator.running import RunningRequest
 from moebox.bench.generator.template import EVENT_END
 from moebox.stream import sockets
 
@@ -20,50 +21,35 @@ READ_EVENTS = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
 WRITE_EVENTS = READ_EVENTS | select.EPOLLOUT
 MAX_READS = 16  # of one connection in a row: a server that never pauses must not starve the others
 
-ReadSegment = tuple[bytes, int, int]  # bytes; CLOCK_MONOTONIC ns of arrival; since when the stream was not read, or 0
-
 
 class ConnectionStage:
     """What a connection is doing; plain numbers, as looking up an enum member takes 0.2 us."""
 
-    CLOSED = 0
-    CONNECTING = 1
-    HANDSHAKE = 2
-    IDLE = 3
-    BUSY = 4
+    CLOSED, CONNECTING, HANDSHAKE, IDLE, BUSY = range(5)
 
 
+@dataclass(slots=True, eq=False)
 class Connection:
-    """A connection and its request. `segments` holds bytes that were read and not parsed yet."""
+    """A connection and its request."""
 
-    __slots__ = (
-        "active_at", "assigned_at", "awaits_head", "can_defer", "checked_at", "closes_after_reply", "context",
-        "conversation", "due", "fd", "has_kernel_times", "is_unused", "number", "parsed_count", "poller",
-        "progress_mark", "recorder", "recv", "request_bytes", "segments", "sent", "sock", "socket_serial", "stage",
-        "tls", "tls_in", "tls_out", "unsent",
-    )  # fmt: skip
-
-    def __init__(self, number: int, poller: select.epoll, context: ssl.SSLContext | None) -> None:
-        self.number = number
-        self.poller = poller
-        self.context = context
-        self.sock: socket.socket | None = None
-        self.fd = -1
-        self.stage = ConnectionStage.CLOSED
-        self.has_kernel_times = False  # the kernel timestamps what arrives
-        self.is_unused = True  # no request was answered on this connection yet
-        self.conversation: Conversation | None = None
-        self.recorder = ReplyRecorder()
-        self.unsent = b""
-        self.due = self.assigned_at = self.sent = self.active_at = 0
-        self.parsed_count = self.progress_mark = 0
-        self.checked_at = 0  # when a silent socket was last read without an event from the kernel
-        self.socket_serial = 0  # a deferred reply is dropped if its socket is no longer the current one
-        self.request_bytes = 0
-        self.can_defer = False  # in the middle of a stream of events: parsing may wait
-        self.awaits_head = False  # nothing of the reply was read yet
-        self.closes_after_reply = False
-        self.segments: list[ReadSegment] = []
+    poller: select.epoll
+    context: ssl.SSLContext | None
+    sock: socket.socket | None = None
+    fd: int = -1
+    stage: int = ConnectionStage.CLOSED
+    has_kernel_times: bool = False  # the kernel timestamps what arrives
+    is_unused: bool = True  # no request was answered on this connection yet
+    request: RunningRequest | None = None
+    unsent: bytes = b""
+    checked_at: int = 0  # when a silent socket was last read without an event from the kernel
+    socket_serial: int = 0  # a deferred reply is dropped if its socket is no longer the current one
+    can_defer: bool = False  # in the middle of a stream of events: parsing may wait
+    awaits_head: bool = False  # nothing of the reply was read yet
+    closes_after_reply: bool = False
+    recv: Callable[[int, int], tuple[bytes, list[tuple[int, int, bytes]], int, object]] = field(init=False)
+    tls: ssl.SSLObject = field(init=False)
+    tls_in: ssl.MemoryBIO = field(init=False)
+    tls_out: ssl.MemoryBIO = field(init=False)
 
     def connect(self, family: int, address: tuple[str, int]) -> str:
         """Begin to connect; return the reason if that fails at once."""
@@ -72,12 +58,11 @@ class Connection:
             self.sock.setblocking(False)
             self.has_kernel_times = sockets.tune_socket(self.sock)
             code = self.sock.connect_ex(address)
+            if code not in (0, errno.EINPROGRESS):
+                raise OSError(code, os.strerror(code))
         except OSError as problem:
             self.close()
             return error_text(problem)
-        if code not in (0, errno.EINPROGRESS):
-            self.close()
-            return error_text(OSError(code, os.strerror(code)))
         self.fd, self.recv = self.sock.fileno(), self.sock.recvmsg
         self.stage, self.is_unused = ConnectionStage.CONNECTING, True
         self.socket_serial += 1
@@ -112,22 +97,19 @@ class Connection:
             return f"TLS: {problem.reason or problem}"
         return self.send_pending(b"")
 
-    def send_request(self, conversation: Conversation, request: bytes, due: int) -> str:
+    def send_request(self, request: RunningRequest, data: bytes) -> str:
         """Send a request; return the reason if the connection is gone."""
-        self.conversation, self.due = conversation, due
-        self.recorder = ReplyRecorder(keep_text=conversation.keep_text)
-        self.parsed_count = self.progress_mark = 0
         self.awaits_head = self.can_defer = self.context is None
         self.closes_after_reply = False
         self.stage = ConnectionStage.BUSY
-        self.request_bytes = len(request)
+        request.request_bytes = len(data)
         assert self.sock is not None
         sockets.acknowledge_rarely(self.sock)
         if self.context is not None:
-            self.tls.write(request)
-            request = b""
-        self.sent = self.active_at = self.recorder.sent_at = time.monotonic_ns()
-        return self.send_pending(request)
+            self.tls.write(data)
+            data = b""
+        request.sent = request.active_at = request.recorder.sent_at = time.monotonic_ns()
+        return self.send_pending(data)
 
     def send_pending(self, data: bytes) -> str:
         """Send what the socket takes now and the rest later; return the reason if the connection is gone."""
@@ -149,7 +131,11 @@ class Connection:
         return ""
 
     def read_available(self, offset: int) -> bool:
-        """Read and decrypt what is there, up to a limit. Return False if the server closed or TLS failed."""
+        """Read and decrypt what is there, up to a limit.
+
+        Return False if the server closed, if TLS failed, or if bytes came that no request asked for.
+        """
+        sent = self.request.sent if self.request else 0
         for _ in range(MAX_READS):
             try:
                 data, side, _, _ = self.recv(READ_BYTES, sockets.SIDE_BYTES)
@@ -159,7 +145,7 @@ class Connection:
                 return False
             if not data:
                 return False
-            came, plain = sockets.receive_time(side, offset, self.sent), data
+            came, plain = sockets.receive_time(side, offset, sent), data
             if self.context is not None:
                 self.tls_in.write(data)
                 if self.stage == ConnectionStage.HANDSHAKE:
@@ -169,7 +155,9 @@ class Connection:
                 else:
                     return False
             if plain:
-                self.segments.append((plain, came, 0))
+                if self.request is None:
+                    return False
+                self.request.segments.append((plain, came, 0))
             if len(data) < READ_BYTES:
                 return True
         self.rearm_poll()
@@ -191,18 +179,13 @@ class Connection:
         """Have the kernel report unread bytes as if they had just arrived."""
         self.poller.modify(self.fd, WRITE_EVENTS if self.unsent else READ_EVENTS)
 
-    def parse_segments(self) -> None:
-        for data, came, since in self.segments:
-            self.recorder.record_segment(data, came, since)
-        self.parsed_count += len(self.segments)
-        self.segments.clear()
-
-    def parse_and_update(self) -> None:
+    def parse_and_update(self, request: RunningRequest) -> None:
         """Parse all that was read, and decide whether parsing the next read may wait."""
-        self.parse_segments()
+        request.parse_segments()
+        body = request.recorder.body
         self.awaits_head = False
-        self.can_defer = self.recorder.body.at_boundary and self.context is None
-        self.closes_after_reply = self.recorder.body.headers.get(b"connection", b"").lower() == b"close"
+        self.can_defer = body.at_boundary and self.context is None
+        self.closes_after_reply = body.headers.get(b"connection", b"").lower() == b"close"
 
     def close(self) -> None:
         """Close the socket and drop unparsed bytes."""
@@ -211,7 +194,8 @@ class Connection:
                 self.poller.unregister(self.fd)
             self.sock.close()
         self.sock, self.fd, self.stage, self.unsent = None, -1, ConnectionStage.CLOSED, b""
-        self.segments.clear()
+        if self.request is not None:
+            self.request.segments.clear()
 
 
 class ConnectionPool:
@@ -219,12 +203,12 @@ class ConnectionPool:
 
     def __init__(self, poller: select.epoll, context: ssl.SSLContext | None, hot: HotPath) -> None:
         self.all: list[Connection] = []
-        self.placeholder = Connection(-1, poller, None)
+        self.placeholder = Connection(poller, None)
         self.by_fd: list[Connection] = []  # `placeholder` if the descriptor is not in use
         self._hot, self._poller, self._context = hot, poller, context
 
     def add_connection(self) -> Connection:
-        connection = Connection(len(self.all), self._poller, self._context)
+        connection = Connection(self._poller, self._context)
         self.all.append(connection)
         return connection
 
@@ -248,11 +232,11 @@ class ConnectionPool:
 
     def mark_hot(self, connection: Connection) -> None:
         """Read further events like the previous one on the hot path, if this stream allows it."""
-        recorder = connection.recorder
-        if recorder.template is None or connection.sock is None or connection.context is not None:
+        request = connection.request
+        if request is None or connection.sock is None or connection.context is not None:
             return
-        if connection.can_defer and not connection.segments:
-            self._hot.add_stream(connection.fd, connection.sock, recorder)
+        if request.recorder.template is not None and connection.can_defer and not request.segments:
+            self._hot.add_stream(connection.fd, connection.sock, request.recorder)
 
 
 def is_stream_head(data: bytes) -> bool:

@@ -1,9 +1,8 @@
 """Types shared by the main process and the workers of the load generator: jobs, gauges, progress and conversations."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from moebox.core.measure import Load, Workload
 from moebox.stream.sockets import SocketAddress
@@ -29,41 +28,34 @@ class PromptWords:
     tokenizer: str = ""  # a local tokenizer.json, "/tokenize" for the server's own, "" for none
 
 
-class Conversation(Protocol):
+@dataclass(slots=True)
+class Conversation:
     """One request, or several turns on one connection."""
 
     index: int
-    turn: int
-    max_tokens: int  # output tokens that this turn asks for
-    keep_text: bool  # the reply's text is needed
+    max_tokens: int  # output tokens that each turn asks for
+    write_turn: Callable[[Sequence[str]], bytes]  # returns the JSON body of the turn that follows these replies
+    keep_text: bool = False  # the replies' text is needed
+    turns: int = 1
+    think_s: float = 0.0  # between a reply and the next turn
+    replies: list[str] = field(default_factory=list)
+    body: bytes = b""  # of the first turn, written ahead of time
+
+    @property
+    def turn(self) -> int:
+        return len(self.replies)
 
     def next_body(self) -> bytes:
         """Return the JSON body of the current turn."""
-
-    def accept_reply(self, text: str) -> float | None:
-        """Take the reply; return the seconds until the next turn, or None if the conversation is over."""
-
-
-@dataclass(slots=True)
-class SingleTurn:
-    index: int
-    max_tokens: int
-    make_body: Callable[[int], bytes]
-    keep_text: bool = False
-    turn: int = 0
-    body: bytes = b""  # written ahead of time
-
-    def write_body(self) -> int:
-        """Write the body ahead of time and return its size in bytes."""
-        self.body = self.make_body(self.index)
-        return len(self.body)
-
-    def next_body(self) -> bytes:
-        body, self.body = self.body or self.make_body(self.index), b""
+        body, self.body = self.body or self.write_turn(self.replies), b""
         return body
 
     def accept_reply(self, text: str) -> float | None:
-        return None
+        """Take the reply; return the seconds until the next turn, or None if the conversation is over."""
+        if self.turn + 1 >= self.turns:
+            return None
+        self.replies.append(text)
+        return self.think_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

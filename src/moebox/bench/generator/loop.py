@@ -70,7 +70,7 @@ class LoadLoop:
         usage = time.process_time()
         began = tick = time.monotonic_ns()
         cpu_before, nap_updated, reads_before = usage, began, 0
-        while schedule.has_pending or self._in_flight():
+        while schedule.waiting or schedule.next_timer or self._in_flight():
             self._poll_once()
             now = time.monotonic_ns()
             if now - nap_updated >= NAP_UPDATE_NS:
@@ -171,9 +171,8 @@ class LoadLoop:
         before, hot.offset = hot.offset, sockets.clock_offset()
         self.gauge.add_clock_drift(hot.offset - before)
         for connection in connections:
-            if connection.conversation is not None:
-                requests.check_timeouts(connection, now)
-        running = sum(len(each.recorder.times) for each in connections if each.conversation is not None)
+            requests.check_timeouts(connection, now)
+        running = sum(len(each.request.recorder.times) for each in connections if each.request is not None)
         ttfts, requests.recent_ttfts = requests.recent_ttfts, []
         self._report(
             LoadProgress(

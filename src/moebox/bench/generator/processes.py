@@ -4,20 +4,18 @@ A worker that has done its job is kept for the next one, because starting Python
 """
 
 import atexit
-import json
+import contextlib
+import multiprocessing
 import os
-import selectors
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from io import FileIO
-from typing import IO
+from multiprocessing.connection import wait
 
-from moebox import codec
 from moebox.bench.generator.job import IDLE_S, LoadJob, LoadProgress, WorkerGauge
-from moebox.bench.samples import Samples, samples_from_bytes
+from moebox.bench.samples import Samples
 from moebox.errors import ExternalError
 
 STREAMS_PER_WORKER = 4096  # one core kept 2,048 streams at 50 tok/s each to within the goals (measured 2026-11-15)
@@ -33,66 +31,51 @@ class LoadRun:
 class WorkerProcess:
     def __init__(self, started_for: object, words: Sequence[str] = ("-m", "moebox.bench.generator.worker")) -> None:
         self.started_for = started_for
-        self.process = subprocess.Popen([sys.executable, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.stdin: IO[bytes] = self.process.stdin
-        # Not buffered: a selector does not see messages that were read ahead
-        self.stdout: FileIO = self.process.stdout.raw  # type: ignore[attr-defined]
+        self.pipe, theirs = multiprocessing.Pipe()
+        with theirs:
+            number = theirs.fileno()
+            self.process = subprocess.Popen(
+                [sys.executable, *words, str(number)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[number],
+            )
         self.ready = False
         self.samples: Samples | None = None
         self.gauge = WorkerGauge()
         self.idle_since = time.monotonic()
 
-    @property
-    def is_waiting(self) -> bool:
-        """True if it runs and will not end before it gets a job."""
-        return time.monotonic() - self.idle_since < IDLE_S / 2 and self.process.poll() is None
-
     def send_job(self, job: LoadJob) -> None:
         self.ready, self.samples, self.gauge = False, None, WorkerGauge()
-        self.send_message(codec.to_plain(job))
+        self.send_message(job)
 
     def send_message(self, message: object) -> None:
-        try:
-            self.stdin.write(json.dumps(message).encode() + b"\n")
-            self.stdin.flush()
-        except BrokenPipeError:
-            pass  # the worker reports the reason before it exits
+        with contextlib.suppress(ConnectionError):  # the worker reports the reason before it exits
+            self.pipe.send(message)
 
     def read_message(self) -> LoadProgress | None:
         """Read the next message and return it if it is progress. Raise ExternalError if the worker failed."""
-        line = self.stdout.readline()
-        if not line:
-            raise ExternalError(f"a load generator process ended early (exit code {self.process.wait()})")
-        message = json.loads(line)
-        kind, data = message["kind"], message["data"]
-        if kind == "error":
-            raise ExternalError(data["message"])
-        if kind == "ready":
-            self.ready = True
-        elif kind == "progress":
-            return codec.decode(LoadProgress, data, where="progress")
-        elif kind == "result":
-            self.gauge = codec.decode(WorkerGauge, data["gauge"], where="gauge")
-            payload = bytearray()
-            while len(payload) < data["bytes"] + data["texts"]:
-                piece = self.stdout.read(data["bytes"] + data["texts"] - len(payload))
-                if not piece:
-                    raise ExternalError("a load generator process ended before it sent its samples")
-                payload += piece
-            self.samples = samples_from_bytes(bytes(payload[: data["bytes"]]))
-            self.samples.texts = dict(json.loads(payload[data["bytes"] :]))
+        try:
+            message = self.pipe.recv()
+        except (EOFError, OSError):
+            code = self.process.wait()
+            raise ExternalError(f"a load generator process ended early (exit code {code})") from None
+        if isinstance(message, LoadProgress):
+            return message
+        if isinstance(message, str):
+            raise ExternalError(message)
+        self.ready = True
+        if message:
+            self.gauge, self.samples = message
         return None
 
     def stop_process(self) -> None:
-        self.stdin.close()
+        self.pipe.close()
         try:
             self.process.wait(5)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        self.stdout.close()
 
 
 _idle: list[WorkerProcess] = []  # of this process, for its next job
@@ -110,7 +93,8 @@ def take_worker(job: LoadJob) -> WorkerProcess:
             worker = _idle.pop()
         except IndexError:
             return WorkerProcess(wanted)
-        if worker.is_waiting and worker.started_for == wanted:
+        will_wait = time.monotonic() - worker.idle_since < IDLE_S / 2  # it does not end before it gets the job
+        if will_wait and worker.process.poll() is None and worker.started_for == wanted:
             return worker
         worker.stop_process()
 
@@ -154,26 +138,21 @@ def _collect_samples(
 ) -> LoadRun:
     zero, wall = time.monotonic_ns() + 20_000_000, time.time() + 0.02  # time for all workers to read it
     for process in processes:
-        process.send_message({"zero": zero, "wall": wall})
+        process.send_message((zero, wall))
     run = LoadRun(samples=Samples(zero=zero, wall=wall))
     latest: dict[int, LoadProgress] = {}
-    with selectors.DefaultSelector() as selector:
-        for process in processes:
-            selector.register(process.stdout, selectors.EVENT_READ, process)
-        while selector.get_map():
-            try:
-                for process in processes if run.was_interrupted else ():
-                    process.send_message("stop")  # again each time: a worker may have read one ahead with another line
-                for key, _ in selector.select(0.5):
-                    process = key.data
-                    if progress := process.read_message():
-                        latest[progress.worker] = progress
-                    if process.samples is not None:
-                        selector.unregister(key.fileobj)
-                if watcher:
-                    watcher(list(latest.values()), (time.monotonic_ns() - zero) / 1e9)
-            except KeyboardInterrupt:
-                run.was_interrupted = True
+    while running := [process for process in processes if process.samples is None]:
+        try:
+            for process in running if run.was_interrupted else ():
+                process.send_message("stop")
+            arrived = wait([process.pipe for process in running], 0.5)
+            for process in running:
+                if process.pipe in arrived and (progress := process.read_message()):
+                    latest[progress.worker] = progress
+            if watcher:
+                watcher(list(latest.values()), (time.monotonic_ns() - zero) / 1e9)
+        except KeyboardInterrupt:
+            run.was_interrupted = True
     for process in processes:
         if process.samples is not None:
             run.samples.extend(process.samples)

@@ -9,48 +9,40 @@ Nothing is kept beyond the reply.
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from moebox.bench.generator.template import EVENT_END, EventTemplate, find_template, parse_chunk
 from moebox.redact import decode_reply
-from moebox.stream.body import ResponseBody
+from moebox.stream.body import BodyState, ResponseBody
 from moebox.stream.events import ESTIMATED_TIME, SILENT, StreamEvent, decode_event, describe_error, tokens_by_chunk
 from moebox.stream.sse import is_done_mark
 
 LAST_CHUNK = b"0\r\n\r\n"  # the empty chunk that ends a response
 
 
+@dataclass(slots=True, eq=False)
 class ReplyRecorder:
     """The record of one reply. `times`, `kinds` and `sizes` hold one entry for each event that carried tokens."""
 
-    __slots__ = (
-        "_decode_all", "body", "cached_tokens", "completion_tokens", "counts", "done", "done_at", "error",
-        "estimated_count", "finish_reason", "keep_text", "kinds", "prompt_tokens",
-        "sent_at", "silent_times", "sizes", "template", "texts", "times",
-    )  # fmt: skip
-
-    def __init__(self, *, keep_text: bool = False, sent_at: int = 0) -> None:
-        self.body = ResponseBody()
-        self.times = array("q")  # arrival in ns, on the caller's clock
-        self.kinds = array("B")
-        self.sizes = array("I")  # bytes of the event: they divide the tokens if one event holds several
-        self.sent_at = sent_at  # nothing of the reply can have arrived before
-        self.silent_times: list[int] = []  # arrivals of events with an empty delta, or of the finish: no text
-        self.counts: list[int] = []  # completion tokens so far, if the server reports them in each event
-        self.estimated_count = 0  # events whose time is only known to lie between two others
-        self.finish_reason = ""
-        self.error = ""
-        self.done = False  # [DONE] arrived
-        self.done_at = 0
-        self.completion_tokens = self.prompt_tokens = self.cached_tokens = -1  # -1: unknown
-        self.keep_text = keep_text
-        self.texts: list[str] = []
-        self.template: EventTemplate | None = None  # of the previous event, if it can recognize the next one
-        self._decode_all = keep_text  # the text is needed, or every event carries usage
-
-    @property
-    def is_complete(self) -> bool:
-        """True if the response has ended by its HTTP framing."""
-        return self.body.is_complete
+    keep_text: bool = False
+    sent_at: int = 0  # nothing of the reply can have arrived before
+    body: ResponseBody = field(default_factory=ResponseBody)
+    times: "array[int]" = field(default_factory=lambda: array("q"))  # arrival in ns, on the caller's clock
+    kinds: "array[int]" = field(default_factory=lambda: array("B"))
+    # Bytes of the event: they divide the tokens if one event holds several.
+    sizes: "array[int]" = field(default_factory=lambda: array("I"))
+    silent_times: list[int] = field(default_factory=list)  # arrivals of empty deltas or of the finish: no text
+    counts: list[int] = field(default_factory=list)  # tokens so far, if the server reports them in each event
+    estimated_count: int = 0  # events whose time is only known to lie between two others
+    finish_reason: str = ""
+    error: str = ""
+    done: bool = False  # [DONE] arrived
+    done_at: int = 0
+    completion_tokens: int = -1  # -1: unknown, as the two below
+    prompt_tokens: int = -1
+    cached_tokens: int = -1
+    texts: list[str] = field(default_factory=list)
+    template: EventTemplate | None = None  # of the previous event, if it can recognize the next one
 
     def take_fast(self, segment: bytes, time: int, since: int = 0) -> bool:
         """Take a segment of events like the previous one, at the cost of a few comparisons; False for any other.
@@ -150,7 +142,7 @@ class ReplyRecorder:
             self._take_payloads((chunk[0],), time)
             at = chunk[1]
         if length - at == len(LAST_CHUNK) and segment.endswith(LAST_CHUNK):
-            self.body.mark_complete()
+            self.body.state = BodyState.OVER
             return length
         return at
 
@@ -205,7 +197,7 @@ class ReplyRecorder:
                     self.error = f"an event that is not JSON: {decode_reply(payload)[:60]!r}"
                 continue
             self._add_event(event, len(payload), time)
-            if event.kind and not self._decode_all and not event.usage and not event.finish:
+            if event.kind and not (self.keep_text or self.counts or event.usage or event.finish):
                 self.template = find_template(payload, event.kind)
 
     def _add_event(self, event: StreamEvent, size: int, time: int) -> None:
@@ -219,7 +211,7 @@ class ReplyRecorder:
             self.prompt_tokens, self.completion_tokens, self.cached_tokens = event.usage
         if event.kind:
             if event.usage:
-                self._decode_all, self.template = True, None
+                self.template = None
                 self.counts.append(max(0, self.completion_tokens))
             self.times.append(time)
             self.kinds.append(event.kind)

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 
-from moebox.bench.generator.job import Conversation, LoadJob, SingleTurn
+from moebox.bench.generator.job import Conversation, LoadJob
 from moebox.bench.workloads import ConversationSource
 from moebox.core.measure import Load
 
@@ -60,10 +60,6 @@ class LoadSchedule:
             self.max_connections = max(1, limit // job.workers + (job.worker < limit % job.workers))
         else:
             self.max_connections = 60_000  # an open loop without a limit: about the number of ports
-
-    @property
-    def has_pending(self) -> bool:
-        return bool(self.waiting or self._timers)
 
     @property
     def next_timer(self) -> int:
@@ -128,9 +124,9 @@ class LoadSchedule:
             return False
         conversation = self._source.make_conversation(index)
         self._prepared.append(conversation)
-        if isinstance(conversation, SingleTurn):
-            self._bytes_left -= conversation.write_body()
-        return isinstance(conversation, SingleTurn)
+        conversation.body = conversation.write_turn(())
+        self._bytes_left -= len(conversation.body)
+        return True
 
     def _next_conversation(self) -> Conversation | None:
         if self._prepared:

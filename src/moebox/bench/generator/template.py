@@ -7,6 +7,7 @@ kind; its JSON need not be parsed. A template belongs to one reply and is droppe
 
 import re
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from moebox.stream.events import CONTENT, REASONING
 
@@ -32,15 +33,13 @@ SIZE_LINES = tuple((line, len(line)) for line in _lines)
 CHUNK_SIZES = {digits % size: size for digits in (b"%x", b"%X") for size in range(MAX_CHUNK_BYTES + 1)}
 
 
+@dataclass(slots=True)
 class EventTemplate:
-    """The bytes around the text of one reply's events: `opening` before it, `tail` behind it."""
+    """The bytes around the text of one reply's events: from "data: " on, and from the closing quote on."""
 
-    __slots__ = ("kind", "opening", "tail")
-
-    def __init__(self, opening: bytes, close: bytes, kind: int) -> None:
-        self.opening = opening  # from "data: " up to the text
-        self.tail = close + EVENT_END  # from the text's closing quote on
-        self.kind = kind
+    opening: bytes
+    tail: bytes
+    kind: int
 
     def match_run(self, data: bytes, at: int = 0) -> tuple[list[int], int]:
         """Match whole chunks of one event each from `at` on; return the bytes of each event's data and the end."""
@@ -85,7 +84,7 @@ def find_template(payload: bytes, kind: int) -> EventTemplate | None:
     found = pattern.search(payload) if pattern and len(payload) <= MAX_TEMPLATE_BYTES else None
     if found is None:
         return None
-    return EventTemplate(b"data: " + payload[: found.end(1)], payload[found.end() - 1 :], kind)
+    return EventTemplate(b"data: " + payload[: found.end(1)], payload[found.end() - 1 :] + EVENT_END, kind)
 
 
 def parse_chunk(data: bytes, at: int) -> tuple[bytes, int] | None:

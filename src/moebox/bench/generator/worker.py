@@ -1,24 +1,22 @@
-"""A worker process: reads a job from stdin, runs its share, writes its samples to stdout, and waits for the next job.
+"""A worker process: reads a job from its pipe, runs its share, sends the samples back, and waits for the next job.
 
-It writes lines of JSON ("ready", "progress", then "result" followed by the samples and the texts still to be counted);
-it reads the job, the clock's zero, and "stop". The end of stdin also stops it, so that a worker never outlives its
-parent.
+It sends () when it is ready, then its progress and at last its gauge and samples, or a text if it fails; it reads the
+job, the clock's zero, and "stop". The end of the pipe also stops it, so that a worker never outlives its parent.
 """
 
+import contextlib
 import gc
-import json
 import os
 import resource
-import select
 import signal
 import sys
+from multiprocessing.connection import Connection
+from typing import Any
 
-from moebox import codec
-from moebox.bench.generator.job import IDLE_S, LoadJob, LoadProgress
+from moebox.bench.generator.job import IDLE_S, LoadJob
 from moebox.bench.generator.loop import LoadLoop
 from moebox.bench.workloads import open_source
 from moebox.errors import ExternalError, MoeboxError, exhausted_limit
-from moebox.loose import Json
 from moebox.redact import remember_key
 
 
@@ -27,54 +25,50 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)  # the parent receives it too, and sends "stop"
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    while select.select([sys.stdin.buffer], [], [], IDLE_S)[0] and (line := sys.stdin.buffer.readline()):
-        if code := run_share(line):
-            return code
+    pipe = Connection(int(sys.argv[1]))
+    with contextlib.suppress(EOFError, ConnectionError):
+        while pipe.poll(IDLE_S) and isinstance(job := pipe.recv(), LoadJob):
+            if code := run_share(pipe, job):
+                return code
     return 0
 
 
-def run_share(line: bytes) -> int:
-    """Run the job of a line and return 0, or the exit code of the worker if it failed."""
+def run_share(pipe: "Connection[Any, Any]", job: LoadJob) -> int:
+    """Run one job and return 0, or the exit code of the worker if it failed."""
     gc.enable()
     gc.unfreeze()
     try:
-        job = codec.decode(LoadJob, json.loads(line), where="job")
         for value in job.headers.values():
             remember_key(value.removeprefix("Bearer "))
         source = open_source(job.workload, job.words, job.model, keep_text=job.keeps_text)
-        loop = LoadLoop(job, source, report=lambda progress: send_message("progress", progress))
+        loop = LoadLoop(job, source, report=lambda progress: send_message(pipe, progress))
         loop.open_connections()
-        send_message("ready", {})
-        start = json.loads(sys.stdin.buffer.readline() or b"null")
-        if start is None:
-            return 1
+        send_message(pipe, ())
+        zero, wall = pipe.recv()
         gc.collect()
         gc.freeze()
         gc.disable()
-        loop.run(start["zero"], start["wall"], lambda: bool(select.select([sys.stdin.buffer], [], [], 0)[0]))
+        loop.run(zero, wall, pipe.poll)
     except MoeboxError as problem:
-        send_message("error", {"message": problem.message})
+        send_message(pipe, problem.message)
         return problem.exit_code
     except (OSError, MemoryError) as problem:
         limit = exhausted_limit(problem)
         if not limit:
             raise
-        send_message("error", {"message": f"this machine's limits are too low: {limit}"})
+        send_message(pipe, f"this machine's limits are too low: {limit}")
         return ExternalError.exit_code
-    texts = json.dumps(list(loop.samples.texts.items()) if job.keep_text or job.keep_first else []).encode()
-    payload = loop.samples.to_bytes()
-    send_message("result", {"gauge": loop.gauge, "bytes": len(payload), "texts": len(texts)})
-    sys.stdout.buffer.write(payload + texts)
-    sys.stdout.buffer.flush()
+    if not (job.keep_text or job.keep_first):
+        loop.samples.texts.clear()
+    send_message(pipe, (loop.gauge, loop.samples))
     return 0
 
 
-def send_message(kind: str, data: LoadProgress | Json) -> None:
-    """Write one line to the parent, or exit if it is gone."""
+def send_message(pipe: "Connection[Any, Any]", message: object) -> None:
+    """Send one message to the parent, or exit if it is gone."""
     try:
-        sys.stdout.buffer.write(codec.to_json({"kind": kind, "data": data}, indent=None).encode() + b"\n")
-        sys.stdout.buffer.flush()
-    except BrokenPipeError:
+        pipe.send(message)
+    except ConnectionError:
         os._exit(1)
 
 
