@@ -76,6 +76,21 @@ def is_true(row: object, *names: str) -> bool:
     return any(value is True for value in get_values(row, names))
 
 
-def as_object(value: object) -> Json:
+def as_object(value: object) -> dict[str, object]:
     """Return `value` if it is a JSON object, else an empty one."""
     return value if isinstance(value, dict) else {}
+
+
+def as_text(value: object) -> str:
+    """Return `value` if it is a text, else ""."""
+    return value if isinstance(value, str) else ""
+
+
+def is_text(value: object) -> TypeGuard[str]:
+    """True for a text that is not empty."""
+    return isinstance(value, str) and value != ""
+
+
+def is_count(value: object) -> TypeGuard[int]:
+    """True for a whole number that is not negative; booleans do not count."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -19,7 +19,7 @@ QUICK = ("alive", "streaming", "tools")
 @pytest.fixture(autouse=True)
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long answer of a hundred tokens shows an odd server as well as one of a thousand."""
-    monkeypatch.setattr(streaming, "LONG_TOKENS", 600)
+    monkeypatch.setattr(streaming, "LONG_TOKENS", {"quick": 60, "normal": 600, "thorough": 1650})
 
 
 @pytest.mark.parametrize("name", one_in(2, [*sorted(HOSTILE), "never-ends", "never-answers"]))

@@ -73,20 +73,17 @@ class QualityFigures:
 
 def divergences(reference: Sequence[TextReading], measured: Sequence[TextReading]) -> list[PositionDivergence]:
     """Divergence at each position that both readings have."""
-    rows = []
-    known = {reading.name: reading for reading in measured}
-    for text in reference:
-        other = known.get(text.name)
-        theirs = {position.depth: position for position in other.positions} if other else {}
-        for position in text.positions:
-            if position.depth in theirs:
-                block = f"{text.name} {position.depth // BLOCK}"
-                rows.append(compare_positions(position, theirs[position.depth], kind=text.kind, block=block))
-    return rows
+    theirs = {(text.name, position.depth): position for text in measured for position in text.positions}
+    return [
+        compare_positions(position, theirs[text.name, position.depth], text)
+        for text in reference
+        for position in text.positions
+        if (text.name, position.depth) in theirs
+    ]
 
 
-def compare_positions(left: NextToken, right: NextToken, *, kind: str = "", block: str = "") -> PositionDivergence:
-    """KL(left || right) at one position, the tokens that are not known on both sides taken as one."""
+def compare_positions(left: NextToken, right: NextToken, text: TextReading) -> PositionDivergence:
+    """KL(left || right) at one position of a text, the tokens that are not known on both sides taken as one."""
     shared = [key for key in left.top if key in right.top]
     values, others = [left.top[key] for key in shared], [right.top[key] for key in shared]
     steps, chances = [*map(operator.sub, values, others)], [*map(math.exp, values)]
@@ -95,8 +92,8 @@ def compare_positions(left: NextToken, right: NextToken, *, kind: str = "", bloc
     other_rest = max(SMALLEST, 1.0 - math.fsum(map(math.exp, others)))
     own, other = left.logprob, right.logprob
     return PositionDivergence(
-        kind=kind,
-        block=block,
+        kind=text.kind,
+        block=f"{text.name} {left.depth // BLOCK}",
         depth=left.depth,
         low=max(0.0, low + rest * math.log(rest / other_rest)),
         rest=rest,

@@ -227,8 +227,7 @@ def describe_server(endpoint: Endpoint) -> dict[str, str]:
     for path in ("/version", "/props", "/server_info", "/get_server_info", "/v1/models"):
         reply = http.get(endpoint.server_url + path, headers=endpoint.headers, timeout_s=5.0)
         pages[path] = reply.json() if reply.ok else None
-    models = get_objects(pages["/v1/models"], "data")
-    row = next((each for each in models if each.get("id") == endpoint.model), {})
+    row = next((each for each in get_objects(pages["/v1/models"], "data") if each.get("id") == endpoint.model), {})
     server = pages["/server_info"] or pages["/get_server_info"]
     version = get_text(pages["/version"], "version") or get_text(server, "version")
     path = get_text(pages["/props"], "model_path") or get_text(server, "model_path") or get_text(row, "root")

@@ -7,7 +7,7 @@ the file when it is published.
 import hashlib
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -70,7 +70,7 @@ class StoredReference:
     """The JSON document of a reference file."""
 
     about: ReferenceFacts
-    texts: tuple[StoredText, ...] = field(default=())
+    texts: tuple[StoredText, ...] = ()
 
 
 def reference_bytes(about: ReferenceFacts, readings: Sequence[TextReading]) -> bytes:

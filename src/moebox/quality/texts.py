@@ -3,12 +3,11 @@
 import functools
 import hashlib
 import random
-import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 
+from moebox.data import load_table
 from moebox.errors import BadInput, refuse_if
 
 SEED = 20261117  # another seed is another corpus: references made before no longer fit
@@ -17,18 +16,10 @@ LONG_DEPTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768)  # tokens before which
 CACHED_DEPTHS = tuple(range(96, 480, 32))  # the same for a text that is read from the cache
 WINDOW = 16  # tokens scored before each of them
 LONG_CHARS = 160_000  # 32k tokens of any tokenizer that takes up to 5 characters a token
-USER_KIND = "own text"
 # Engines that score a whole prompt compute it without their cache (latent attention of vLLM, SGLang): what an 8-bit
 # cache costs shows only in texts that are scored after a cached prefix.
 CACHED_KINDS = ("cached prefix", "long context")
 _SYLLABLES = tuple(a + b for a in "bdfgklmnprstvz" for b in ("a", "e", "i", "o", "u", "an", "er", "il", "om", "ut"))
-_CODE = (
-    "for {a} in range({n}):\n    {b}[{a}] ^= {n} >> {a} % 7",
-    "def {a}({b}, {c}={n}):\n    return {c} * {b}.{a}({n}) - {n}",
-    "if {a} < {n} and not {b}.{c}:\n    raise {a}({n}, {b})",
-    "{a} = {{'{b}': {n}, '{c}': [{n}, {n}]}}",
-    "while ({a} = {b}->{c}[{n}]) != 0x{n}) {c} += {n};",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +47,7 @@ def _draw_sentence(rng: random.Random) -> str:
 
 
 def _draw_code(rng: random.Random) -> str:
-    line = _pick(rng, _CODE)
+    line = _pick(rng, load_table("quality")["code"])
     return line.format(a=_draw_word(rng), b=_draw_word(rng), c=_draw_word(rng), n=int(rng.random() * 900)) + "\n"
 
 
@@ -81,16 +72,14 @@ def standard_texts() -> tuple[QualityText, ...]:
         for kind, draw in _GENERATORS.items()
         for number in (1, 2, 3)
     ]
-    corpus = tomllib.loads(files("moebox.data").joinpath("quality.toml").read_text("utf-8"))
-    texts += [QualityText(kind=row["kind"], name=row["name"], text=row["text"].strip()) for row in corpus["text"]]
-    pieces: list[str] = []
-    size = 0
-    while size < LONG_CHARS:
-        pieces.append(_GENERATORS[_pick(rng, tuple(_GENERATORS))](rng))
-        size += len(pieces[-1])
+    corpus = load_table("quality")["text"]
+    texts += [QualityText(kind=row["kind"], name=row["name"], text=row["text"].strip()) for row in corpus]
+    long_text = ""
+    while len(long_text) < LONG_CHARS:
+        long_text += _GENERATORS[_pick(rng, tuple(_GENERATORS))](rng)
     cached, long = CACHED_KINDS
     texts.append(QualityText(kind=cached, name=cached, text=draw_unlearnt_text(rng, 4000), depths=CACHED_DEPTHS))
-    return (*texts, QualityText(kind=long, name="long", text="".join(pieces), depths=LONG_DEPTHS))
+    return (*texts, QualityText(kind=long, name="long", text=long_text, depths=LONG_DEPTHS))
 
 
 def draw_unlearnt_text(rng: random.Random, chars: int) -> str:
@@ -112,7 +101,7 @@ def read_user_text(path: Path) -> QualityText:
         raise BadInput(f"{path} is not UTF-8 text", hint="--text takes a plain text file") from None
     refuse_if(len(raw) > MAX_USER_BYTES, f"{path} is larger than {MAX_USER_BYTES >> 20} MiB", hint="cut it")
     refuse_if(len(text) < 200, f"{path} has {len(text)} characters", hint="at least 200 are needed for a figure")
-    return QualityText(kind=USER_KIND, name="own text", text=text)
+    return QualityText(kind="own text", name="own text", text=text)
 
 
 def corpus_hash(texts: Sequence[QualityText]) -> str:

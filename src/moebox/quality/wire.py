@@ -145,8 +145,7 @@ class TextReading:
 
 def tokenizer_hash(readings: Sequence[TextReading]) -> str:
     """Hash of the tokens of all texts, their special tokens included."""
-    rows = [[reading.name, *reading.tokens] for reading in readings]
-    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([[reading.name, *reading.tokens] for reading in readings]).encode()).hexdigest()
 
 
 def find_reading_problem(readings: Sequence[TextReading]) -> str:

@@ -12,12 +12,13 @@ from typing import Any, get_args
 
 from moebox.core import catalogue
 from moebox.core.verdict import CheckVerdict, FaultCause, HttpExchange, Reproduction
+from moebox.loose import get_path
 from moebox.redact import hide_known_keys
 from moebox.verify.client import HANGS, MachineLimit
 from moebox.verify.completions import implausible_usage, parse_chat
 from moebox.verify.session import ProbeFailed, ProbeSkipped, ServerSession, transport_problem
 from moebox.verify.statistics import STREAMED, Suspect
-from moebox.verify.violations import ViolationKind, object_of
+from moebox.verify.violations import ViolationKind
 
 MIN_SHARE = 0.1  # of a cause that is shown
 REPEATS = 3  # of the smallest request, to see how often it fails
@@ -44,10 +45,9 @@ def likely_causes(check: CheckVerdict) -> tuple[FaultCause, ...]:
                 if signal["odds"].get(part, 1.0) > 1:
                     reasons[part].append(signal["name"])
     total = sum(shares.values())
-    ranked = sorted(shares, key=lambda part: -shares[part])
     return tuple(
         FaultCause(part=part, share=shares[part] / total, because="; ".join(reasons[part]))
-        for part in ranked
+        for part in sorted(shares, key=lambda part: -shares[part])
         if shares[part] >= MIN_SHARE * total and any(reasons.values())
     )
 
@@ -80,7 +80,7 @@ async def explain_failure(session: ServerSession, check: CheckVerdict) -> CheckV
     if suspects:
         can_judge = [each for each in suspects if each.judge or each.kind in ANY_REPLY] or suspects
         requests = [each.exchange.request for each in can_judge]  # a whole reply is simpler than a stream
-        sizes = [(bool(object_of(each).get("stream")), len(json.dumps(each, default=str))) for each in requests]
+        sizes = [(bool(get_path(each, "stream")), len(json.dumps(each, default=str))) for each in requests]
         found = await _reproduce(session, can_judge[sizes.index(min(sizes))])
     return replace(check, causes=likely_causes(check), reproduction=found)
 

@@ -4,27 +4,15 @@ import functools
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from moebox.core.verdict import HttpExchange
-from moebox.loose import is_number
+from moebox.loose import Json, as_object, as_text, get_object, get_objects, get_path, is_count, is_number, is_text
 from moebox.phantom.question import ModelReply, ToolCall
 from moebox.stream.sse import parse_events
-from moebox.verify.violations import (
-    SURROGATE,
-    ReplyReader,
-    UnreadableReply,
-    Violation,
-    is_count,
-    is_text,
-    object_of,
-    objects_of,
-    parse_strict_json,
-    shorten,
-    text_of,
-)
+from moebox.verify.violations import SURROGATE, ReplyReader, UnreadableReply, Violation, parse_strict_json, shorten
 
 # Marks that belong to a chat template and never to an answer: <|im_end|>, <think>, ◁think▷, [EOS], DeepSeek's <｜…｜>,
 # and what is left of gpt-oss's header if its special tokens are removed: assistantfinal.
@@ -33,7 +21,6 @@ TEMPLATE_MARKS = re.compile(
     r"|<\|?/?tool_calls?(?:_begin|_end)?\|?>|<(?:bos|eos|pad|unk|end_of_turn|start_of_turn)>|</s>|\[/?INST\]"
     r"|\bassistant(?:analysis|commentary|final)"
 )
-BROKEN_TEXT = "\ufffd"  # what half a character becomes
 NULL_WORDS = ("null", "None", "undefined", "[object Object]")
 FINISH_REASONS = ("stop", "length", "tool_calls", "content_filter", "function_call")
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")  # most servers; vLLM and OpenRouter; Ollama's own API
@@ -62,7 +49,7 @@ class ChatAnswer(ModelReply):
 
     id: str = ""
     finish_reason: str = ""
-    usage: dict[str, object] = field(default_factory=dict)
+    usage: Json = field(default_factory=dict)
     tokens: tuple[TokenLogprob, ...] = ()  # with logprobs only
     chunks: int = 0  # of a stream: chunks with content
     reasoning_first: bool = True  # of a stream: no reasoning came after content
@@ -80,14 +67,14 @@ class ChatAnswer(ModelReply):
         for text in (self.content, self.reasoning, *(call.arguments for call in self.calls)):
             if found := TEMPLATE_MARKS.search(text):
                 return found.group()
-            if BROKEN_TEXT in text:
+            if "\ufffd" in text:
                 return "half a character (U+FFFD)"
         return ""
 
     @property
     def hidden_tokens(self) -> int:
         """Tokens of reasoning that the server counts and does not show."""
-        counted = object_of(self.usage.get("completion_tokens_details")).get("reasoning_tokens")
+        counted = get_path(self.usage, "completion_tokens_details.reasoning_tokens")
         return counted if is_count(counted) and not self.reasoning else 0
 
     @property
@@ -101,10 +88,10 @@ class ChatAnswer(ModelReply):
         return value if is_count(value) else None
 
 
-def parse_cached_tokens(body: dict[str, object]) -> int | None:
+def parse_cached_tokens(body: Json) -> int | None:
     """Cached prompt tokens as OpenAI reports them in usage, or llama.cpp in timings."""
-    details = object_of(object_of(body.get("usage")).get("prompt_tokens_details"))
-    value = details.get("cached_tokens", object_of(body.get("timings")).get("cache_n"))
+    details = get_object(body, "usage.prompt_tokens_details")
+    value = details.get("cached_tokens", get_path(body, "timings.cache_n"))
     return value if is_count(value) else None
 
 
@@ -125,14 +112,14 @@ def parse_reply(read: Callable[[ReplyReader], ChatAnswer]) -> Callable[[HttpExch
 
 def parse_chat(exchange: HttpExchange) -> ChatAnswer:
     """Read the answer of a chat request, whole or streamed."""
-    return parse_chat_stream(exchange) if object_of(exchange.request).get("stream") else parse_completion(exchange)
+    return parse_chat_stream(exchange) if get_path(exchange.request, "stream") else parse_completion(exchange)
 
 
 @parse_reply
 def parse_completion(reply: ReplyReader) -> ChatAnswer:
     """Read the answer of a request without `stream`."""
     body = reply.parse_body("chat completion", "choices")
-    choices = objects_of(body["choices"])
+    choices = get_objects(body, "choices")
     choice = choices[0] if choices else {}
     index, message, finish = map(choice.get, ("index", "message", "finish_reason"))
     reply.require(len(choices) == 1, "{} choices, but one was requested", len(choices))
@@ -143,26 +130,26 @@ def parse_completion(reply: ReplyReader) -> ChatAnswer:
     role, content, listed = map(message.get, ("role", "content", "tool_calls"))
     reply.require(role == "assistant", "the role is {}, not 'assistant'", role)
     reply.require(content is None or isinstance(content, str), "content is {}, not a string", content)
-    text = text_of(content)
+    text = as_text(content)
     reply.require(not SURROGATE.search(text), "half a surrogate pair in the content")
     reply.require(text.strip() not in NULL_WORDS, "the content is the word {}", text.strip(), kind="reply-style")
     reply.require(listed is None or isinstance(listed, list), "tool_calls is {}, not a list", listed)
     calls: list[ToolCall] = []
-    for item in objects_of(listed):
-        kind, function = item.get("type"), object_of(item.get("function"))
+    for item in get_objects(message, "tool_calls"):
+        kind, function = item.get("type"), get_object(item, "function")
         reply.require(kind == "function", "a tool call's type is {}, not 'function'", kind)
         calls.append(reply.read_call(item.get("id"), function.get("name"), function.get("arguments")))
     if reply.require(is_text(finish), "finish_reason is {}", finish, kind="finish"):
-        check_finish_reason(reply, text_of(finish), bool(calls))
+        check_finish_reason(reply, as_text(finish), bool(calls))
     if reply.require(isinstance(body.get("usage"), dict), "the answer has no usage", kind="usage"):
         reply.check_usage(body["usage"])
     return ChatAnswer(
-        id=text_of(body.get("id")),
+        id=as_text(body.get("id")),
         content=text,
         reasoning=reasoning_text(message),
         calls=reply.check_ids(calls),
-        finish_reason=text_of(finish),
-        usage=object_of(body.get("usage")),
+        finish_reason=as_text(finish),
+        usage=get_object(body, "usage"),
         tokens=tuple(parse_token_logprobs(choice)),
         cached_tokens=parse_cached_tokens(body),
     )
@@ -178,9 +165,9 @@ def check_finish_reason(reply: ReplyReader, finish: str, calls: bool) -> None:
     reply.require(not unfounded, "finish_reason 'tool_calls' without a tool call", kind="finish")
 
 
-def reasoning_text(message: dict[str, object]) -> str:
+def reasoning_text(message: Json) -> str:
     """Reasoning of a message: OpenAI's API has no name for it; some servers send it under several."""
-    return next((text for key in REASONING_KEYS if (text := text_of(message.get(key)))), "")
+    return next((text for key in REASONING_KEYS if (text := as_text(message.get(key)))), "")
 
 
 def is_logprob(value: float) -> bool:
@@ -188,20 +175,17 @@ def is_logprob(value: float) -> bool:
     return math.isfinite(value) and value <= 1e-3
 
 
-def parse_token_logprobs(choice: dict[str, object]) -> list[TokenLogprob]:
+def parse_token_logprobs(choice: Json) -> Iterator[TokenLogprob]:
     """Tokens with log-probabilities in a choice of a reply or of a chunk."""
-    tokens = []
-    for item in objects_of(object_of(choice.get("logprobs")).get("content")):
-        logprob, data, others = item.get("logprob"), item.get("bytes"), objects_of(item.get("top_logprobs"))
-        new_token = TokenLogprob(
-            text=text_of(item.get("token")),
+    for item in get_objects(choice, "logprobs.content"):
+        logprob, data, others = item.get("logprob"), item.get("bytes"), get_objects(item, "top_logprobs")
+        yield TokenLogprob(
+            text=as_text(item.get("token")),
             logprob=float(logprob) if is_number(logprob) else math.nan,
             data=tuple(part for part in data if isinstance(part, int)) if isinstance(data, list) else (),
             top=tuple(float(top) for other in others if isinstance(top := other.get("logprob"), int | float)),
-            likely=tuple(text_of(other.get("token")) for other in others),
+            likely=tuple(as_text(other.get("token")) for other in others),
         )
-        tokens.append(new_token)
-    return tokens
 
 
 @parse_reply
@@ -255,13 +239,13 @@ class _ChatStream:
             self.usage = counts
         require(isinstance(counts, dict | None), "usage is {}", counts, kind="usage")
         require(isinstance(listed, list), "choices is {}, not a list", listed)
-        choices = objects_of(listed)
+        choices = get_objects(body, "choices")
         require(len(choices) < 2, "{} choices in a chunk, but one was requested", len(choices))
         for choice in choices[:1]:
             index, delta, finish = map(choice.get, ("index", "delta", "finish_reason"))
             require(index == 0, "a choice's index is {}, not 0", index)
             if require(isinstance(delta, dict), "a choice's delta is {}, not an object", delta):
-                self._add_delta(object_of(delta))
+                self._add_delta(as_object(delta))
             self.tokens += parse_token_logprobs(choice)
             require(finish != "", "finish_reason is '' and not null inside a stream", kind="reply-style")
             self.finish_reasons += [str(finish)] if finish else []
@@ -271,9 +255,9 @@ class _ChatStream:
         for key in ("content", *REASONING_KEYS):
             given = delta.get(key)
             require(isinstance(given, str | None), f"a piece of {key} is {{}}", given)
-        content, reasoning, role = text_of(delta.get("content")), reasoning_text(delta), delta.get("role")
+        content, reasoning, role = as_text(delta.get("content")), reasoning_text(delta), delta.get("role")
         require(not SURROGATE.search(content), "half a surrogate pair in a piece of content")
-        calls = objects_of(delta.get("tool_calls"))
+        calls = get_objects(delta, "tool_calls")
         has_content = bool(content or reasoning or calls)
         if role is not None and role != "":
             require(role == "assistant", "a role is {}, not 'assistant'", role)
@@ -289,8 +273,8 @@ class _ChatStream:
         for position, item in enumerate(calls):
             self._add_call(position, item)
 
-    def _add_call(self, position: int, item: dict[str, object]) -> None:
-        require, function, index = self.reply.require, object_of(item.get("function")), item.get("index")
+    def _add_call(self, position: int, item: Json) -> None:
+        require, function, index = self.reply.require, get_object(item, "function"), item.get("index")
         kind, arguments = item.get("type"), function.get("arguments")
         require(is_count(index), "a piece of a tool call has the index {}", index)
         index = index if is_count(index) else position
@@ -302,9 +286,8 @@ class _ChatStream:
             if is_text(value) and call[key]:
                 same = call[key] == value
                 require(same, f"a streamed tool call changes its {key} from {{}} to {{}}", call[key], value)
-                text = f"the {key} of a streamed tool call comes again in later pieces"
-                require(not same, text, kind="reply-style")
-            call[key] = call[key] or text_of(value)
+                require(not same, f"the {key} of a streamed tool call comes again in later pieces", kind="reply-style")
+            call[key] = call[key] or as_text(value)
         require(kind == "function" or not begins, "a streamed tool call's type is {}, not 'function'", kind)
         require(isinstance(arguments, str | None), "a tool call's arguments are {}", arguments)
         if arguments:
@@ -320,7 +303,7 @@ class _ChatStream:
         require(len(ids) < 2, "{} different ids in one stream", len(ids))
         indexes = sorted(self.calls)
         require(indexes == list(range(len(indexes))), "tool calls have the indexes {}", indexes)
-        wanted = object_of(self.reply.request.get("stream_options")).get("include_usage")
+        wanted = get_path(self.reply.request, "stream_options.include_usage")
         if wanted and require(bool(self.usage), "the stream has no usage, which was requested", kind="usage"):
             self.reply.check_usage(self.usage)
         return ChatAnswer(
@@ -340,7 +323,7 @@ class _ChatStream:
 
 def implausible_usage(answer: ChatAnswer, request: Any) -> str:
     """Return why `completion_tokens` cannot be the count of the answer, or ""."""
-    made, request = answer.token_count("completion"), object_of(request)
+    made, request = answer.token_count("completion"), as_object(request)
     if made is None:
         return ""
     text = answer.content + answer.reasoning + "".join(call.name + call.arguments for call in answer.calls)

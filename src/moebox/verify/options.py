@@ -36,6 +36,11 @@ class VerifyOptions:
     deadline_s: float = 300.0  # of one request
     time_s: float = TIME_S["normal"]  # of the whole run
 
+    @property
+    def effort(self) -> Effort:
+        """The highest effort that makes no more trials."""
+        return next((effort for effort in ("thorough", "normal") if self.trials >= TRIALS[effort]), "quick")
+
     def validate(self) -> None:
         refuse_out_of_range("--set trials", self.trials, 1, 1000)
         refuse_out_of_range("--set parallel", self.parallel, 1, 1024)

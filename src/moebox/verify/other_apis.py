@@ -6,23 +6,16 @@ A reply, whole or streamed, becomes a ChatAnswer, so that the judges of chat com
 
 import json
 from collections import Counter
-from functools import partial
 from typing import Any
 
+from moebox.core.verdict import HttpExchange
+from moebox.loose import Json, as_object, as_text, get_object, get_objects, get_path, is_count
 from moebox.phantom.question import Question, ToolCall
 from moebox.stream.events import ANTHROPIC_INPUTS
 from moebox.verify.completions import ChatAnswer, parse_reply
 from moebox.verify.session import REJECTED_STATUSES, ProbeSkipped, error_text, raise_for_failure, transport_problem
 from moebox.verify.trials import CheckSession, Request
-from moebox.verify.violations import (
-    ReplyReader,
-    UnreadableReply,
-    is_count,
-    object_of,
-    objects_of,
-    parse_json_or,
-    text_of,
-)
+from moebox.verify.violations import ReplyReader, UnreadableReply, parse_json_or
 
 NOT_OFFERED = (403, 404, 405, 501)  # replies of a server without that API; 403 of some gateways
 VERSION = "2023-06-01"  # the only value of anthropic-version in use
@@ -36,7 +29,6 @@ DELTAS = {
     "thinking_delta": ("thinking", "thinking"),
     "input_json_delta": ("tool_use", "partial_json"),
 }
-LAST_EVENTS = ("response.completed", "response.incomplete")
 # Deltas, and the type of item that they belong to.
 PIECES = {"response.output_text.delta": "message", "response.function_call_arguments.delta": "function_call"}
 
@@ -45,19 +37,19 @@ def message_request(
     session: CheckSession, question: Question, *, stream: bool = False, turns: list[Any] | None = None
 ) -> Request:
     """The request of a question, or of `turns` in this API's blocks."""
-    body: Request = {
-        "model": session.endpoint.model,
-        "messages": turns or message_turns(question),
-        "temperature": 0,
-        "max_tokens": session.token_limit(question.max_tokens),
-        "stream": stream,
-        **session.template_arguments(thinking=False),
-    }
+    body = _common_fields(session, stream) | {"messages": turns or message_turns(question)}
+    body["max_tokens"] = session.token_limit(question.max_tokens)
     if question.tools:
         named = {"name": "name", "description": "description", "input_schema": "parameters"}
         functions = [tool["function"] for tool in question.tools]
         body["tools"] = [{name: function[key] for name, key in named.items()} for function in functions]
     return body
+
+
+def _common_fields(session: CheckSession, stream: bool) -> Request:
+    """The fields that a request of either API has."""
+    fields = {"model": session.endpoint.model, "temperature": 0, "stream": stream}
+    return {**fields, **session.template_arguments(thinking=False)}
 
 
 def message_turns(question: Question) -> list[Any]:
@@ -81,10 +73,6 @@ def message_turns(question: Question) -> list[Any]:
     return turns
 
 
-def key_headers(session: CheckSession) -> dict[str, str]:
-    return {"anthropic-version": VERSION, **({"x-api-key": session.endpoint.key} if session.endpoint.key else {})}
-
-
 @parse_reply
 def parse_message(reply: ReplyReader) -> ChatAnswer:
     """Check a message; that of a stream is assembled first, and the order of its events checked."""
@@ -95,13 +83,13 @@ def parse_message(reply: ReplyReader) -> ChatAnswer:
         _check_start(reply, body, least=1)
         reply.require("stop_sequence" in body, "the message has no stop_sequence", kind="reply-style")
     texts, calls, stop = {"text": "", "thinking": ""}, list[ToolCall](), body.get("stop_reason")
-    for block in objects_of(body["content"]):
-        kind = text_of(block.get("type"))
+    for block in get_objects(body, "content"):
+        kind = as_text(block.get("type"))
         reply.require(bool(kind), "a block without a type: {}", block)
         if kind in texts:
             text = block.get(kind)
             reply.require(isinstance(text, str), f"a {kind} block without {kind}: {{}}", block)
-            texts[kind] += text_of(text)
+            texts[kind] += as_text(text)
         if kind == "thinking":
             reason = "a thinking block without a signature, which Anthropic's SDKs expect"
             reply.require(isinstance(block.get("signature"), str), reason, kind="reply-style")
@@ -115,12 +103,12 @@ def parse_message(reply: ReplyReader) -> ChatAnswer:
     good = not calls or stop in ("tool_use", "max_tokens")
     reply.require(good, "stop_reason {} with a tool_use block", stop, kind="finish")
     return ChatAnswer(
-        id=text_of(body.get("id")),
+        id=as_text(body.get("id")),
         content=texts["text"],
         reasoning=texts["thinking"],
         calls=reply.check_ids(calls),
         finish_reason=str(stop or ""),
-        usage=object_of(body.get("usage")),
+        usage=get_object(body, "usage"),
     )
 
 
@@ -130,9 +118,8 @@ def _check_start(reply: ReplyReader, body: Request, *, least: int) -> None:
     usage = body.get("usage")
     if reply.require(isinstance(usage, dict), "usage is {}", usage, kind="usage"):
         for key in ("input_tokens", "output_tokens"):
-            number = object_of(usage).get(key)
-            good = is_count(number) and number >= least
-            reply.require(good, f"usage counts {{}} {key}", number, kind="usage")
+            number = as_object(usage).get(key)
+            reply.require(is_count(number) and number >= least, f"usage counts {{}} {key}", number, kind="usage")
 
 
 def _assemble_message(reply: ReplyReader) -> Request:
@@ -151,25 +138,25 @@ def _assemble_message(reply: ReplyReader) -> Request:
         index = number if is_count(number := body.get("index")) else -1
         is_open = index in open_blocks
         if kind == "message_start":
-            message = object_of(body.get("message"))
+            message = as_object(body.get("message"))
             _check_start(reply, message, least=0)
             require(message.get("content") == [], "message_start's content is not an empty list")
-            usage = dict(object_of(message.get("usage")))
+            usage = dict(get_object(message, "usage"))
         elif kind == "content_block_start":
             block = body.get("content_block")
             require(index == len(blocks), f"block {len(blocks)} begins with the index {{}}", number)
             require(isinstance(block, dict), "a content_block is {}", block)
             open_blocks.add(len(blocks))
-            blocks.append(dict(object_of(block)))
+            blocks.append(dict(as_object(block)))
             pieces.append("")
         elif kind == "content_block_delta":
             if require(is_open, "a piece for block {}, which is not open", number):
-                pieces[index] += _read_piece(reply, blocks[index], object_of(body.get("delta")))
+                pieces[index] += _read_piece(reply, blocks[index], get_object(body, "delta"))
         elif kind == "content_block_stop":
             require(is_open, "the block {} ends, which is not open", number)
             open_blocks.discard(index)
         elif kind == "message_delta":
-            ended, counts = object_of(body.get("delta")), object_of(body.get("usage"))
+            ended, counts = as_object(body.get("delta")), get_object(body, "usage")
             made = counts.get("output_tokens")
             require(is_count(made) and made > 0, "message_delta counts {} output_tokens", made, kind="usage")
             usage |= counts
@@ -185,40 +172,31 @@ def _assemble_message(reply: ReplyReader) -> Request:
             block["input"] = parse_json_or(text) if text else block.get("input")
         else:
             key = "thinking" if block.get("type") == "thinking" else "text"
-            block[key] = text_of(block.get(key)) + text
+            block[key] = as_text(block.get(key)) + text
     return {**message, "content": blocks, "stop_reason": ended.get("stop_reason"), "usage": usage}
 
 
-def _read_piece(reply: ReplyReader, block: Request, delta: Request) -> str:
+def _read_piece(reply: ReplyReader, block: Request, delta: Json) -> str:
     """Check a piece of a block, and return its text."""
     kind = str(delta.get("type"))
     if kind == "signature_delta":
         block["signature"] = delta.get("signature")
     if kind not in DELTAS:
-        known = kind in ("signature_delta", "citations_delta")
-        reply.require(known, "a delta of type {}", kind, kind="reply-style")
+        reply.require(kind in ("signature_delta", "citations_delta"), "a delta of type {}", kind, kind="reply-style")
         return ""
     block_type, field = DELTAS[kind]
     opened, piece = block.get("type"), delta.get(field)
     reply.require(opened == block_type, f"a {kind} in a block of type {{}}", opened)
     reply.require(isinstance(piece, str), f"a {kind} without {field}")
-    return text_of(piece)
+    return as_text(piece)
 
 
 def response_request(session: CheckSession, question: Question, *, stream: bool = False, **more: object) -> Request:
-    body: Request = {
-        "model": session.endpoint.model,
-        "input": input_items(question),
-        "temperature": 0,
-        "max_output_tokens": session.token_limit(question.max_tokens),
-        "stream": stream,
-        "store": False,
-        **session.template_arguments(thinking=False),
-        **more,
-    }
+    limit = session.token_limit(question.max_tokens)
+    body = {"input": input_items(question), "max_output_tokens": limit, "store": False, **more}
     if question.tools:
         body["tools"] = [{"type": "function", **tool["function"]} for tool in question.tools]
-    return body
+    return _common_fields(session, stream) | body
 
 
 def input_items(question: Question) -> list[dict[str, object]]:
@@ -236,8 +214,8 @@ def input_items(question: Question) -> list[dict[str, object]]:
     return items
 
 
-def _item_id(item: Request) -> str:
-    return text_of(item.get("id")) or text_of(item.get("call_id"))  # llama.cpp's calls have no id
+def _item_id(item: Json) -> str:
+    return as_text(item.get("id")) or as_text(item.get("call_id"))  # llama.cpp's calls have no id
 
 
 @parse_reply
@@ -256,9 +234,9 @@ def parse_response(reply: ReplyReader) -> ChatAnswer:
         require(bool(order) or kind == "response.created", f"the stream begins with {kind}")
         numbers += filter(is_count, [body.get("sequence_number")])
         order.append(kind)
-        item, owner = object_of(body.get("item")), text_of(body.get("item_id"))
+        item, owner = get_object(body, "item"), as_text(body.get("item_id"))
         if kind == "response.output_item.added":
-            open_items[_item_id(item)] = text_of(item.get("type"))
+            open_items[_item_id(item)] = as_text(item.get("type"))
         elif kind == "response.content_part.added":
             announced[owner] += 1
         elif kind == "response.output_item.done":
@@ -268,21 +246,21 @@ def parse_response(reply: ReplyReader) -> ChatAnswer:
         elif kind in PIECES:
             is_open = open_items.get(owner) == PIECES[kind]
             require(is_open, f"{kind} for an item that is not open: {{}}", body.get("item_id"))
-            pieces[kind] += text_of(body.get("delta"))
+            pieces[kind] += as_text(body.get("delta"))
             part = body.get("content_index")
             known = not is_count(part) or owner not in announced or part < announced[owner]
             require(known, "a piece belongs to a content_index that was not announced")
             placed = is_count(body.get("output_index"))
             require(placed, "pieces without output_index, by which SDKs assemble a stream", kind="reply-style")
-        elif kind in LAST_EVENTS:
-            final = object_of(body.get("response"))
+        elif kind in ("response.completed", "response.incomplete"):
+            final = as_object(body.get("response"))
             require(kind == f"response.{final.get('status')}", f"{kind} with {final.get('status')}")
     require(numbers == sorted(set(numbers)), "sequence_number does not grow with each event")
     require(not open_items, "an item is opened and never done")
     if not final:
         raise UnreadableReply(f"the stream ends with {order[-1] if order else 'nothing'}, not completed")
     answer = _read_response(reply, final)
-    same = [*map(_item_id, objects_of(final.get("output")))] == done
+    same = [*map(_item_id, get_objects(final, "output"))] == done
     require(same, "the items of the last event have other ids than those that came", kind="reply-style")
     arguments = "".join(call.arguments for call in answer.calls)
     for came, text in zip(pieces.values(), (answer.content, arguments), strict=True):
@@ -295,35 +273,45 @@ def _read_response(reply: ReplyReader, body: Request) -> ChatAnswer:
     require, status = reply.require, body.get("status")
     reply.check_header(body, "created_at", object="response")
     texts, thoughts, calls = "", "", list[ToolCall]()
-    for item in objects_of(body.get("output")):
-        kind = text_of(item.get("type"))
+    for item in get_objects(body, "output"):
+        kind = as_text(item.get("type"))
         require(bool(kind), "an item without a type: {}", item)
-        parts = objects_of(item.get("content"))
+        parts = get_objects(item, "content")
         if kind == "message":
             require(item.get("role") == "assistant", "a message's role: {}", item)
             written = [part.get("text", part.get("refusal")) for part in parts]
             require(set(map(type, written)) <= {str}, "a part without text: {}", parts)
-            texts += "".join(map(text_of, written))
+            texts += "".join(map(as_text, written))
         elif kind == "reasoning":
-            thoughts += "".join(text_of(part.get("text")) for part in parts or objects_of(item.get("summary")))
+            thoughts += "".join(as_text(part.get("text")) for part in parts or get_objects(item, "summary"))
         elif kind == "function_call":
             calls.append(reply.read_call(item.get("call_id"), item.get("name"), item.get("arguments")))
-    cut = object_of(body.get("incomplete_details")).get("reason")
+    cut = get_path(body, "incomplete_details.reason")
     require(status in ("completed", "incomplete"), "status is {}", status, kind="finish")
     require((status == "incomplete") == bool(cut), "status {} with the reason {}", status, cut, kind="finish")
-    usage = object_of(body.get("usage"))
+    usage = get_object(body, "usage")
     names = {"prompt": "input", "completion": "output", "total": "total"}
     counts = {f"{name}_tokens": usage.get(f"{other}_tokens") for name, other in names.items()}
     if require(bool(usage), "the response has no usage", kind="usage"):
         reply.check_usage({key: value for key, value in counts.items() if value is not None})
     return ChatAnswer(
-        id=text_of(body.get("id")),
+        id=as_text(body.get("id")),
         content=texts,
         reasoning=thoughts,
         calls=reply.check_ids(calls),
         finish_reason="length" if status == "incomplete" else "tool_calls" if calls else "stop",
         usage=counts,
     )
+
+
+async def post_request(session: CheckSession, body: Request, path: str) -> HttpExchange:
+    """POST to `messages` or `responses`. Raise ProbeSkipped if that API is not served."""
+    key = {"x-api-key": session.endpoint.key} if session.endpoint.key else {}
+    headers = {"anthropic-version": VERSION, **key} if path == "messages" else {}
+    exchange = await session.post(f"{session.endpoint.base_url}/{path}", body, headers=headers)
+    if exchange.status in NOT_OFFERED:
+        raise ProbeSkipped(f"the server does not offer /v1/{path}")
+    return exchange
 
 
 async def send_request(session: CheckSession, body: Request, *, allow_marks: bool = False) -> ChatAnswer:
@@ -333,18 +321,14 @@ async def send_request(session: CheckSession, body: Request, *, allow_marks: boo
     may make a model write template marks.
     """
     path = "messages" if "messages" in body else "responses"
-    headers = key_headers(session) if path == "messages" else {}
-    post = partial(session.post, f"{session.endpoint.base_url}/{path}", headers=headers)
-    exchange, stream = await post(body), bool(body["stream"])
+    exchange, stream = await post_request(session, body, path), bool(body["stream"])
     if exchange.status in (400, 422) and "chat_template_kwargs" in body:
         body = {key: value for key, value in body.items() if key != "chat_template_kwargs"}
-        exchange = await post(body)
-    if exchange.status in NOT_OFFERED:
-        raise ProbeSkipped(f"the server does not offer /v1/{path}")
+        exchange = await post_request(session, body, path)
     session.skip_if_context_too_short(exchange)
     if exchange.status in REJECTED_STATUSES and "tools" in body:
         plain = {key: value for key, value in body.items() if key not in ("tools", "tool_choice")}
-        if (await post(plain)).status == 200:
+        if (await post_request(session, plain, path)).status == 200:
             text = f"the server does not accept tools at /v1/{path}: HTTP {exchange.status}{error_text(exchange)}"
             raise ProbeSkipped(text, "anthropic" if path == "messages" else path)
     session.failures.add("transport", transport_problem(exchange), stream=stream)

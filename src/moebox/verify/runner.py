@@ -4,8 +4,8 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 from xml.etree import ElementTree as xml
 
 from moebox import codec
@@ -35,8 +35,7 @@ MAX_PROBE_S = 1800.0  # whatever the server does
 OUT_OF_TIME = "out of time"  # how the reason of a check begins that was not tried for lack of time
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckProgress:
+class CheckProgress(NamedTuple):
     """Progress of a verify run at one moment."""
 
     check: str
@@ -175,18 +174,7 @@ def _report_progress(session: CheckSession, checks: Sequence[Check], on_progress
         before, own = parts.get(session.running, (0.0, 0.0))
         done = before + own * (min(1.0, trial / trials) if trials else 0.0)
         left = max(0.0, min(seconds * (total - done) / done, session.seconds_left)) if done > 0 else None
-        check, probe = session.running
-        on_progress(
-            CheckProgress(
-                check=check,
-                probe=probe,
-                trial=trial,
-                trials=trials,
-                requests=session.request_count,
-                seconds=seconds,
-                seconds_left=left,
-            )
-        )
+        on_progress(CheckProgress(*session.running, trial, trials, session.request_count, seconds, left))
 
     session.on_request = report
 

@@ -16,12 +16,13 @@ from moebox.core import catalogue
 from moebox.core.endpoint import AUTH_STATUSES, Endpoint
 from moebox.core.verdict import HttpExchange, Mark, Score
 from moebox.detect.stall import ServerStalled
+from moebox.loose import as_object, get_path
 from moebox.phantom.question import Question
 from moebox.verify.client import STALLED_S, UNREACHABLE, ExchangeClient, StallDetector, limit_events
 from moebox.verify.completions import ChatAnswer, implausible_usage, parse_chat
 from moebox.verify.options import VerifyOptions
 from moebox.verify.statistics import FailureCounts, KindName, Suspect
-from moebox.verify.violations import Violation, ViolationKind, object_of, prompt_count_change, stream_problem
+from moebox.verify.violations import Violation, ViolationKind, prompt_count_change, stream_problem
 
 T = TypeVar("T")
 Settings = dict[str, Any]  # of a request
@@ -46,7 +47,10 @@ class ProbeFailed(Exception):
     def __init__(self, reason: str, *, score: Score | None = None, status: int = 0) -> None:
         super().__init__(reason)
         self.score, self.status = score, status
-        self.is_rejection = status in REJECTED_STATUSES
+
+
+class RequestRejected(ProbeFailed):
+    """The server does not support the request."""
 
 
 class EndpointUnusable(Exception):
@@ -163,6 +167,10 @@ class ServerSession:
             request["stream_options"] = {"include_usage": True}
         return {key: value for key, value in request.items() if value is not None}
 
+    def question_request(self, question: Question, **more: Any) -> Settings:
+        """Chat request of a question with its own settings, unless `more` overrides them."""
+        return self.chat_request(question.messages, **question_settings(question) | more)
+
     async def chat(
         self, messages: Sequence[Any], *, exact: bool = False, allow_marks: bool = False, **more: Any
     ) -> ChatAnswer:
@@ -230,10 +238,14 @@ class ServerSession:
             self.reply_times.append(ReplyTime(exchange.seconds, len(exchange.response), stream))
         return exchange
 
+    async def post_chat_with(self, request: Mapping[str, Any], **fields: Any) -> HttpExchange:
+        """POST a chat request with more fields, or without them if the server rejects these."""
+        exchange = await self.post_chat({**request, **fields})
+        return await self.post_chat(request) if exchange.status in REJECTED_STATUSES else exchange
+
     async def post_dictated(self, request: Mapping[str, Any], text: str) -> HttpExchange:
         """POST a chat request; llama.cpp writes what its grammar dictates, others ignore the field or reject it."""
-        exchange = await self.post_chat({**request, "grammar": f"root ::= {json.dumps(text, ensure_ascii=False)}"})
-        return await self.post_chat(request) if exchange.status in REJECTED_STATUSES else exchange
+        return await self.post_chat_with(request, grammar=f"root ::= {json.dumps(text, ensure_ascii=False)}")
 
     @contextlib.contextmanager
     def allow_slow_replies(self) -> Iterator[None]:
@@ -276,14 +288,14 @@ class ServerSession:
         """Parse a reply and count all violations. Raise ProbeFailed if there is no answer in it."""
         self.skip_if_context_too_short(exchange)
         raise_for_failure(exchange)
-        request = object_of(exchange.request)
+        request = as_object(exchange.request)
         stream = bool(request.get("stream"))
         if stream and (reason := stream_problem(exchange)):
             self.failures.add("reply-format", reason, stream=True)
             raise ProbeFailed(reason)
         answer = parse_chat(exchange)
         if answer.content.strip() and not answer.reasoning:
-            self.answered_without_thinking |= not object_of(request.get("chat_template_kwargs")).get("thinking")
+            self.answered_without_thinking |= not get_path(request, "chat_template_kwargs.thinking")
         self.call_ids |= {*re.findall(r"^\w+\.", answer.calls[0].id)} if answer.calls else set()
         self.gives_logprobs |= bool(answer.tokens)
         violations = list(answer.violations)
@@ -331,8 +343,7 @@ class ServerSession:
 
 def question_settings(question: Question) -> Settings:
     """The settings of a request for a question; what is None is not sent."""
-    tools = list(question.tools) or None
-    settings = {"thinking": question.thinking, "max_tokens": question.max_tokens, "tools": tools}
+    settings = {"thinking": question.thinking, "max_tokens": question.max_tokens, "tools": list(question.tools) or None}
     return {**settings, "response_format": question.response_format}
 
 
@@ -347,22 +358,12 @@ def late_reply(reply: ReplyTime, all_times: Sequence[ReplyTime]) -> str:
     return f"a request took {reply.seconds:.1f} s; {expected:.2g} s is usual" if is_late else ""
 
 
-def require_token_count(answer: ChatAnswer, key: str = "prompt") -> int:
-    """Tokens of a prompt or a completion. Raise ProbeSkipped if the server does not count them."""
-    tokens = answer.token_count(key)
-    if tokens is None:
-        raise ProbeSkipped("the server counts no tokens")
-    return tokens
-
-
 @contextlib.contextmanager
 def skip_if_rejected(reason: str, check: str = "") -> Iterator[None]:
     """Skip the probe, or in the check named `check` warn, if the server does not support the request."""
     try:
         yield
-    except ProbeFailed as problem:
-        if not problem.is_rejection:
-            raise
+    except RequestRejected as problem:
         raise ProbeSkipped(f"{reason}: {problem}", check) from None
 
 
@@ -382,7 +383,8 @@ def raise_for_failure(exchange: HttpExchange) -> None:
     if status in (429, 503):
         raise ProbeFailed(f"{status}: still too busy after waiting as requested{text}", status=status)
     if status != 200:
-        raise ProbeFailed(f"HTTP {status}{text}", status=status)
+        kind = RequestRejected if status in REJECTED_STATUSES else ProbeFailed
+        raise kind(f"HTTP {status}{text}", status=status)
 
 
 def error_text(exchange: HttpExchange) -> str:

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from moebox.loose import get_path
+from moebox.loose import as_object, get_path
 from moebox.verify.session import ServerSession, raise_for_failure
-from moebox.verify.violations import object_of, parse_json_or
+from moebox.verify.violations import parse_json_or
 
 
 async def count_prompt_tokens(session: ServerSession, messages: Sequence[Any]) -> tuple[int, str]:
@@ -46,4 +46,4 @@ async def tokenize_text(session: ServerSession, text: str) -> list[int]:
 async def _post(session: ServerSession, path: str, body: Any) -> dict[str, object]:
     """Reply to a request that is not evidence of a probe."""
     exchange = await session.client.post(session.endpoint.server_url + path, body)
-    return object_of(parse_json_or(exchange.response)) if exchange.status == 200 else {}
+    return as_object(parse_json_or(exchange.response)) if exchange.status == 200 else {}

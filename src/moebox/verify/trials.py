@@ -7,6 +7,7 @@ the limit (fail) or the budget is spent (warn).
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from moebox.core.verdict import Attribution, Mark, Score, wilson_score
@@ -142,6 +143,7 @@ class CheckSession(ServerSession):
 # A probe returns nothing, a remark, a warning or a score, and raises ProbeFailed or ProbeSkipped.
 ProbeFunction = Callable[[CheckSession], Awaitable[str | Score | None]]
 Probes = Mapping[str, ProbeFunction]  # of a check, by name
+QuestionSender = Callable[[CheckSession, Question, bool], Awaitable[ChatAnswer]]  # whole or streamed
 
 
 @dataclass
@@ -152,7 +154,7 @@ class QuestionAttempt:
     draw: str | Callable[[], Question]  # a family, or a function that draws
     judge: Judge = judge_answer
     settings: Callable[[Question], Mapping[str, Any]] = lambda question: {}
-    send: Callable[[Question, bool], Awaitable[ChatAnswer]] | None = None  # by another API than chat completions
+    send: QuestionSender | None = None  # by another API than chat completions
     attributions: Mapping[bool, list[bool]] = field(default_factory=lambda: {False: [], True: []})  # True: the server's
 
     async def __call__(self, stream: bool = False) -> str:
@@ -168,9 +170,8 @@ class QuestionAttempt:
 
     async def _ask_and_judge(self, question: Question, stream: bool) -> str:
         if self.send:
-            return self.judge(question, await self.send(question, stream))
-        answer = await self.session.ask_question(question, stream=stream, **self.settings(question))
-        return self.judge(question, answer)
+            return self.judge(question, await self.send(self.session, question, stream))
+        return self.judge(question, await self.session.ask_question(question, stream=stream, **self.settings(question)))
 
     async def _is_servers(self, question: Question, stream: bool) -> bool:
         """A model gives the same answer again at temperature 0, whole and streamed; a broken server does not.
@@ -193,7 +194,22 @@ class QuestionAttempt:
 
 
 async def probe_family(
-    session: CheckSession, *, kind: KindName = "answer", family: str, judge: Judge = judge_answer, **how: Any
+    session: CheckSession,
+    *,
+    kind: KindName = "answer",
+    family: str,
+    judge: Judge = judge_answer,
+    send: QuestionSender | None = None,
+    both_modes: bool = False,
+    **how: Any,
 ) -> Score:
     """Questions of one family are answered right; see CheckSession.run_trials."""
-    return await session.run_trials(kind, QuestionAttempt(session, family, judge), **how)
+    run = session.run_both_modes if both_modes else session.run_trials
+    return await run(kind, QuestionAttempt(session, family, judge, send=send), **how)
+
+
+async def probe_both_modes(
+    session: CheckSession, *, attempt: Callable[[CheckSession, bool], Awaitable[str]], kind: KindName, **how: Any
+) -> Score:
+    """Trials of one kind, whole and streamed; see CheckSession.run_trials."""
+    return await session.run_both_modes(kind, partial(attempt, session), **how)

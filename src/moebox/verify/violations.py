@@ -5,9 +5,10 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn, TypeGuard
+from typing import Any, Literal, NoReturn
 
 from moebox.core.verdict import HttpExchange
+from moebox.loose import as_object, as_text, get_path, is_count, is_text
 from moebox.phantom.question import ToolCall
 from moebox.stream.sse import parse_events
 
@@ -56,26 +57,6 @@ def parse_json_or(text: str, otherwise: Any = None) -> Any:
         return otherwise
 
 
-def is_count(value: Any) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def is_text(value: object) -> TypeGuard[str]:
-    return isinstance(value, str) and value != ""
-
-
-def text_of(value: object) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def object_of(value: object) -> dict[str, object]:
-    return value if isinstance(value, dict) else {}
-
-
-def objects_of(value: object) -> list[dict[str, object]]:
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
-
-
 def stream_problem(exchange: HttpExchange) -> str:
     """Return why the reply to a request with `stream` is not a stream, or ""."""
     media_type = exchange.headers.get("content-type") or "no content type"
@@ -90,7 +71,7 @@ class ReplyReader:
     """A reply that is being parsed, and its violations so far, each text once."""
 
     def __init__(self, exchange: HttpExchange) -> None:
-        self.exchange, self.request = exchange, object_of(exchange.request)
+        self.exchange, self.request = exchange, as_object(exchange.request)
         self.found: dict[str, Violation] = {}
 
     def require(self, good: bool, text: str, *values: object, kind: ViolationKind = "reply-format") -> bool:
@@ -122,10 +103,10 @@ class ReplyReader:
                 self.require(not strict, "[DONE] at the end, which this API does not have", kind="reply-style")
                 continue
             try:
-                body = object_of(parse_strict_json(data))
+                body = as_object(parse_strict_json(data))
             except ValueError as error:
                 raise UnreadableReply(f"an event is not JSON ({error}): {shorten(data)}") from None
-            kind = text_of(body.get("type"))
+            kind = as_text(body.get("type"))
             if not kind:
                 raise UnreadableReply(f"an event without a type: {shorten(data)}")
             if kind in ("error", "response.failed"):
@@ -135,7 +116,7 @@ class ReplyReader:
 
     def check_header(self, body: Reply, time: str = "", **wanted: str) -> None:
         """Check id, model and time (the field called so) of a reply or chunk, and the fields with one right value."""
-        identity, name, model = body.get("id"), body.get("model"), text_of(self.request.get("model"))
+        identity, name, model = body.get("id"), body.get("model"), as_text(self.request.get("model"))
         self.require(is_text(identity), "no id (a string) but {}", identity)
         for key, value in wanted.items():
             self.require(body.get(key) == value, f"the {key} is {{}}, not {value!r}", body.get(key))
@@ -147,7 +128,7 @@ class ReplyReader:
             self.require(seconds, f"{time} is {{}}: milliseconds, not seconds", created, kind="reply-style")
         self.require(is_text(name), "model is {}, not a name", name)
         # The requested model, or a longer or shorter form of its name
-        names = text_of(name).lower(), model.lower()
+        names = as_text(name).lower(), model.lower()
         same = names[0] in names[1] or names[1] in names[0]
         self.require(same, "model is {}, but {} was requested", name, model, kind="reply-style")
 
@@ -161,7 +142,7 @@ class ReplyReader:
         if self.require(is_count(total), "usage has no total_tokens", kind="usage"):
             self.require(total == prompt + completion, "usage does not add up: {}", counts, kind="usage")
         for part, whole, most in (("cached", "prompt", prompt), ("reasoning", "completion", completion)):
-            number = object_of(counts.get(f"{whole}_tokens_details")).get(f"{part}_tokens")
+            number = get_path(counts, f"{whole}_tokens_details.{part}_tokens")
             fits = not is_count(number) or number <= most
             self.require(fits, f"usage counts {number} {part} tokens of {most} {whole} tokens", kind="usage")
 
@@ -172,7 +153,7 @@ class ReplyReader:
         self.require(isinstance(arguments, str), "a tool call's arguments are {}, not a string", arguments)
         if not isinstance(arguments, str):
             arguments = json.dumps(arguments if arguments is not None else "")
-        return ToolCall(id=text_of(identity), name=text_of(name), arguments=arguments)
+        return ToolCall(id=as_text(identity), name=as_text(name), arguments=arguments)
 
     def check_ids(self, calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
         """The calls, whose ids must differ."""

@@ -36,9 +36,8 @@ async def probe_rounds(session: CheckSession, *, thinking: bool) -> str:
 
 async def probe_one_at_a_time(session: CheckSession) -> ProbeWarning | str:
     """parallel_tool_calls false: one call, though two are wanted."""
-    question = session.draw("tool_parallel")
     with skip_if_rejected("the server does not accept parallel_tool_calls"):
-        answer = await session.ask_question(question, parallel_tool_calls=False)
+        answer = await session.ask_question(session.draw("tool_parallel"), parallel_tool_calls=False)
     if len(answer.calls) > 1:
         return ProbeWarning(f"{len(answer.calls)} calls came though parallel_tool_calls is false")
     return f"{len(answer.calls)} call"

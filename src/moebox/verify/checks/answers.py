@@ -5,7 +5,7 @@ import unicodedata
 from functools import partial
 
 from moebox.core import registry
-from moebox.loose import get_number, get_texts
+from moebox.loose import get_number, get_objects, get_path, get_texts
 from moebox.phantom.format_questions import extract_code
 from moebox.phantom.question import Question
 from moebox.phantom.text_questions import text_flaw
@@ -15,7 +15,7 @@ from moebox.verify.completions import ChatAnswer
 from moebox.verify.session import REJECTED_STATUSES, EndpointUnusable, ProbeFailed, ProbeSkipped, raise_for_failure
 from moebox.verify.statistics import ModelFailure
 from moebox.verify.trials import CheckSession, Probes, judge_answer, probe_family
-from moebox.verify.violations import object_of, objects_of, parse_json_or
+from moebox.verify.violations import parse_json_or
 
 FOREIGN_SHARE = 0.2  # of the letters outside the Latin script, from which an answer is not in English
 STORY_TOKENS = 240  # several times the loops that are looked for
@@ -27,10 +27,10 @@ async def probe_models(session: CheckSession) -> str:
     endpoint = session.endpoint
     exchange = session.keep_evidence(await session.client.get(f"{endpoint.base_url}/models"))
     raise_for_failure(exchange)
-    data = object_of(parse_json_or(exchange.response)).get("data")
-    if not isinstance(data, list):
+    document = parse_json_or(exchange.response)
+    if not isinstance(get_path(document, "data"), list):
         raise ProbeFailed("/v1/models does not answer with a list of models")
-    listed = objects_of(data)
+    listed = get_objects(document, "data")
     mine = next((item for item in listed if endpoint.model in (item.get("id"), *get_texts(item, "aliases"))), None)
     if mine is None:
         shown = ", ".join(str(item.get("id")) for item in listed[:8]) or "nothing"
@@ -38,7 +38,7 @@ async def probe_models(session: CheckSession) -> str:
             raise EndpointUnusable(f"/v1/models does not list {endpoint.model!r}, but: {shown}")
         session.context_limit = endpoint.context or None
         return f"{endpoint.router} lists {shown}; name and context are the fleet's"
-    limit, owner = mine.get("max_model_len") or object_of(mine.get("meta")).get("n_ctx"), str(mine.get("owned_by"))
+    limit, owner = mine.get("max_model_len") or get_path(mine, "meta.n_ctx"), str(mine.get("owned_by"))
     session.context_limit = limit if isinstance(limit, int) and limit > 0 else None
     known = registry.all_traits()
     session.engine = session.engine or next((traits.name for traits in known if owner and traits.owned_by == owner), "")

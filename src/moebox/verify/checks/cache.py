@@ -42,9 +42,7 @@ async def probe_similar_prompts(session: CheckSession) -> None:
         chars = PROMPT_CHARS if session.is_roomy else PROMPT_CHARS // 3
         questions = haystack_questions(session.rng, chars=chars, depths=list(DEPTHS.values()))
         for where, first in zip(DEPTHS, questions, strict=True):
-            code = vocabulary.draw_code(session.rng, 6)
-            text = str(first.messages[0]["content"]).replace(str(first.expect), code)
-            second = dataclasses.replace(first, messages=(user_turn(text),), expect=code)
+            (second,) = with_new_codes(session.rng, [first])
             right = []
             for mine, other in ((first, second), (second, first), (first, second))[: 3 if where == TWICE else 2]:
                 answer = await session.ask_question(mine, stream=mine is second)
@@ -102,16 +100,16 @@ async def probe_repetition(session: CheckSession) -> None:
 
 
 def with_new_codes(rng: random.Random, questions: Sequence[Question]) -> list[Question]:
+    """The questions about one text with other codes in it."""
     codes = {question.expect: vocabulary.draw_code(rng, 6) for question in questions}
-    text = str(questions[0].messages[0]["content"]).rpartition("\n\n")[0]
+    parts = [str(question.messages[0]["content"]).rpartition("\n\n") for question in questions]
+    text = parts[0][0]
     for old, new in codes.items():
         text = text.replace(old, new)
-    own: list[Question] = []
-    for question in questions:
-        asked = str(question.messages[0]["content"]).rpartition("\n\n")[2]
-        turns = (user_turn(f"{text}\n\n{asked}"),)
-        own.append(dataclasses.replace(question, messages=turns, expect=codes[question.expect]))
-    return own
+    return [
+        dataclasses.replace(question, messages=(user_turn(f"{text}\n\n{ask}"),), expect=codes[question.expect])
+        for question, (_, _, ask) in zip(questions, parts, strict=True)
+    ]
 
 
 async def judge_turn(

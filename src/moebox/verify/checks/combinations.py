@@ -21,35 +21,18 @@ from moebox.verify.checks.tools import call_problem
 from moebox.verify.checks.turns import assistant_turn, user_turn
 from moebox.verify.completions import ChatAnswer, is_logprob
 from moebox.verify.options import TRIALS
-from moebox.verify.session import ProbeFailed, ProbeSkipped, ProbeWarning, Settings, question_settings
+from moebox.verify.session import ProbeFailed, ProbeSkipped, ProbeWarning, RequestRejected, Settings, question_settings
 from moebox.verify.statistics import ModelFailure
 from moebox.verify.trials import CheckSession, Probes, judge_answer
 
 Combination = dict[str, str]  # a value for each feature
 
-FEATURES: dict[str, tuple[str, ...]] = {
-    name: tuple(values) for name, values in catalogue.load_table("check_requests")["features"].items()
-}
-FAMILIES = {
-    "text": "secret",
-    "JSON object": "json_object",
-    "JSON schema": "json_schema",
-    **dict.fromkeys(("tool call", "forced call", "named call", "choice none"), "tool_call"),
-}
+_TABLE = catalogue.load_table("check_requests")
+FEATURES: Mapping[str, Sequence[str]] = _TABLE["features"]
+FAMILIES: Mapping[str, str] = _TABLE["task_families"]  # of the questions
+SETTINGS: Mapping[str, Mapping[str, Any]] = _TABLE["feature_settings"]  # of the requests
 # These change how a request is served, never what is a right answer to it.
 NEUTRAL = ("streamed", "a stop string", "logprobs", "among others", "beside a cancelled stream")
-# Settings of the requests by feature; the stop string is in no answer.
-SETTINGS: dict[str, Mapping[str, Any]] = {
-    "thinking": {"thinking": True},
-    "no thinking": {"thinking": False},
-    "streamed": {"stream": True},
-    "a stop string": {"stop": ["⟦end of the letter⟧"]},
-    "logprobs": {"logprobs": True, "top_logprobs": 2},
-    "temperature 0.2 with a seed": {"temperature": 0.2, "seed": 7},
-    "forced call": {"tool_choice": "required"},
-    "choice none": {"tool_choice": "none"},
-}
-NEIGHBOUR_FAMILIES = ("json_schema", "tool_call")
 NEIGHBOUR_TOKENS = 16
 QUICK_ROWS, BRIEF_ROWS = 10, 6  # of the list of pairs, which begins with the rows that cover most
 CANDIDATES = 60  # rows from which each next one of the list is chosen
@@ -66,18 +49,17 @@ def cover_combinations(features: Mapping[str, Sequence[str]], strength: int, rng
         for group in groups
         for values in itertools.product(*(features[name] for name in group))
     }
+
+    def find_new(row: Combination) -> set[tuple[tuple[str, str], ...]]:
+        return {tuple((name, row[name]) for name in group) for group in groups} & missing
+
     rows: list[Combination] = []
     while missing:
-        best: Combination = {}
-        best_new: set[tuple[tuple[str, str], ...]] = set()
-        wanted = sorted(missing)
+        wanted, drawn = sorted(missing), list[Combination]()
         for _ in range(CANDIDATES):
-            row = {name: rng.choice(features[name]) for name in names} | dict(rng.choice(wanted))
-            new = {tuple((name, row[name]) for name in group) for group in groups} & missing
-            if len(new) > len(best_new):
-                best, best_new = row, new
-        rows.append(best)
-        missing -= best_new
+            drawn.append({name: rng.choice(features[name]) for name in names} | dict(rng.choice(wanted)))
+        rows.append(max(drawn, key=lambda row: len(find_new(row))))
+        missing -= find_new(rows[-1])
     return rows
 
 
@@ -133,10 +115,10 @@ class CombinationProbe:
         self.plain = {name: values[0] for name, values in features.items()}
         self.earlier = session.draw("tool_call")
         self.neighbours = []  # the same for each row: a prefix cache then knows their beginnings
-        for family in NEIGHBOUR_FAMILIES:
+        for family in ("json_schema", "tool_call"):
             question = session.draw(family, thinking=session.model_thinks and family == "tool_call")
-            settings = question_settings(question) | {"max_tokens": NEIGHBOUR_TOKENS, "stream": not question.tools}
-            self.neighbours.append(session.chat_request(question.messages, **settings))
+            request = session.question_request(question, max_tokens=NEIGHBOUR_TOKENS, stream=not question.tools)
+            self.neighbours.append(request)
         self.refused: dict[str, str] = {}
         self.found: list[str] = []
 
@@ -155,10 +137,10 @@ class CombinationProbe:
             others.append(asyncio.create_task(session.client.post_and_disconnect(session.chat_url, story)))
         try:
             answer = await session.chat(messages, allow_marks=row["task"] == "choice none", **settings)
-        except (ProbeSkipped, ProbeFailed) as problem:
-            if isinstance(problem, ProbeSkipped) or problem.is_rejection:
-                self.refused.setdefault(describe_row(row), str(problem))
-                return ""
+        except (ProbeSkipped, RequestRejected) as problem:
+            self.refused.setdefault(describe_row(row), str(problem))
+            return ""
+        except ProbeFailed as problem:
             return str(problem)
         finally:
             await asyncio.gather(*others, return_exceptions=True)
@@ -206,13 +188,13 @@ def describe_row(row: Combination) -> str:
 
 async def probe_combinations(session: CheckSession) -> str | ProbeWarning:
     """Every pair of features, each row once; a failure is asked again and reduced."""
-    features, trials = dict(FEATURES), session.options.trials
+    features = dict(FEATURES)
     if not session.model_thinks:
         features["thinking"] = ("no thinking",)
     elif reason_thinking_stays_on(session):
         features["thinking"] = ("thinking",)
-    rows = cover_combinations(features, 3 if trials >= TRIALS["thorough"] else 2, session.rng)
-    if trials <= TRIALS["quick"]:
+    rows = cover_combinations(features, 3 if session.options.effort == "thorough" else 2, session.rng)
+    if session.options.trials <= TRIALS["quick"]:
         rows = rows[: BRIEF_ROWS if session.options.brief else QUICK_ROWS]
     # Prompts that begin alike follow each other, for a prefix cache
     rows.sort(key=lambda row: (FAMILIES[row["task"]], row["system"], row["history"], row["thinking"]))

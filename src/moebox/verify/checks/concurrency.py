@@ -7,7 +7,6 @@ from collections.abc import Collection
 from moebox.phantom.question import Question
 from moebox.verify.checks.thinking import mixed_reasoning
 from moebox.verify.completions import ChatAnswer
-from moebox.verify.options import TRIALS
 from moebox.verify.session import ProbeFailed, ProbeSkipped
 from moebox.verify.statistics import ModelFailure
 from moebox.verify.trials import CheckSession, Probes, judge_answer
@@ -22,7 +21,7 @@ async def probe_secrets(session: CheckSession) -> str:
     itself looks for codes of other questions in each reply.
     """
     usual, rounds = session.options.parallel, session.options.trials // 4
-    sizes = [*[usual] * (rounds - 3), 2 * usual, usual] if session.options.trials >= TRIALS["thorough"] else [usual]
+    sizes = [*[usual] * (rounds - 3), 2 * usual, usual] if session.options.effort == "thorough" else [usual]
     for number, size in session.track(sizes):
         thinking = session.model_thinks and number == len(sizes) - 1  # reasoning must not cross over either
         questions = [session.draw("secret", thinking=thinking and index % 4 > 1) for index in range(size)]
@@ -43,7 +42,7 @@ async def probe_long_streams(session: CheckSession) -> str:
 async def probe_mixed_requests(session: CheckSession) -> str:
     """Schemas, tools, numbers and plain words side by side: no request is bound by another's grammar."""
     number = session.options.parallel
-    for odd in (True, False) if session.options.trials >= TRIALS["thorough"] else (session.rng.random() < 0.5,):
+    for odd in (True, False) if session.options.effort == "thorough" else (session.rng.random() < 0.5,):
         questions = [session.draw(MIXED_FAMILIES[index % len(MIXED_FAMILIES)]) for index in range(number)]
         await _ask_together(session, questions, range(int(odd), number, 2))
     return f"{number} requests of {len(MIXED_FAMILIES)} sorts at once"
@@ -78,8 +77,7 @@ async def _ask_together(session: CheckSession, questions: list[Question], stream
         # A model that did not think this time does not if asked alone
         reason = mixed_reasoning(answer)
         if not answer.reasoning and (await session.ask_question(question, stream=at in streamed)).reasoning:
-            content = answer.content[:60]
-            reason = f"reasoning is apart if asked alone, and in the answer among others: {content!r}"
+            reason = f"reasoning is apart if asked alone, and in the answer among others: {answer.content[:60]!r}"
         failures.add("crowd", reason)
     for failure in failures.summarize(before):
         if failure.kind in ("crosstalk", "crowd") and failure.verdict == "fail":

@@ -49,7 +49,7 @@ async def probe_keep_alive(session: CheckSession) -> str:
     post, rounds = partial(session.post, session.chat_url, keep_alive=True), session.options.trial_share(0.25)
     for _ in session.track(range(rounds)):
         question = session.draw("secret")
-        body = session.chat_request(question.messages, max_tokens=question.max_tokens)
+        body = session.question_request(question)
         exchange = await post(body)
         if exchange.error.startswith("broken off"):  # a server may close an idle connection
             exchange = await post(body)
@@ -67,8 +67,7 @@ async def _server_mistake(
 ) -> str:
     """Return what is wrong with an answer that is right if asked for alone, or ""."""
     reason = judge_answer(question, answer)
-    alone_too = reason and judge_answer(question, await session.ask_question(question, stream=stream))
-    return "" if alone_too else reason
+    return "" if reason and judge_answer(question, await session.ask_question(question, stream=stream)) else reason
 
 
 async def probe_disconnects(session: CheckSession) -> str:
@@ -104,8 +103,7 @@ async def probe_beside_disconnects(session: CheckSession) -> str:
     parallel, rounds = session.options.parallel, session.options.trial_share(0.13, 1)
     for _ in session.track(range(rounds)):
         question = session.draw("count", start=1, end=40)
-        streams = [session.client.post_and_disconnect(session.chat_url, body) for _ in range(parallel)]
-        leaving = asyncio.gather(*streams)
+        leaving = asyncio.gather(*(session.client.post_and_disconnect(session.chat_url, body) for _ in range(parallel)))
         answer = await session.ask_question(question, stream=True)
         await leaving
         reason = await _server_mistake(session, question, answer, stream=True)

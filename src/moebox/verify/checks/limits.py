@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from functools import partial
 
 from moebox.core.verdict import Score
 from moebox.phantom.question import Question
@@ -10,7 +11,7 @@ from moebox.verify.checks.turns import user_turn
 from moebox.verify.completions import ChatAnswer
 from moebox.verify.session import REJECTED_STATUSES, ProbeFailed, ProbeSkipped, Settings, error_text
 from moebox.verify.statistics import ModelFailure
-from moebox.verify.trials import CheckSession, Probes, judge_answer
+from moebox.verify.trials import CheckSession, Probes, judge_answer, probe_both_modes
 from moebox.verify.violations import is_json
 
 BEFORE_STOP = "11"  # stands before the stop string, whatever separates the numbers
@@ -52,77 +53,60 @@ async def probe_stop(session: CheckSession) -> Score:
     return await session.run_both_modes("limits", attempt, 0.5)
 
 
-async def probe_stop_in_text(session: CheckSession) -> Score:
+async def try_stop_in_text(session: CheckSession, stream: bool) -> str:
     """A stop string of several tokens stops; others that never come change nothing."""
-
-    async def attempt(stream: bool) -> str:
-        question = session.draw("count", start=10, end=18)
-        plain = (await session.ask_question(question, stream=stream)).content
-        place = plain.find("14")
-        if place < 0:
-            return ModelFailure(f"it does not count: {plain[:40]!r}")
-        stop = plain[place : place + LONG_STOP_CHARS]
-        cut = await session.ask_question(question, stream=stream, stop=[NEVER, stop])
-        if stop in cut.content or len(cut.content) > place + LONG_STOP_CHARS:
-            return f"went on past the stop string {stop!r}: {cut.content[-40:]!r}"
-        unmet = await session.ask_question(question, stream=stream, stop=[NEVER, NEVER * 2])
-        same = unmet.content.strip() == plain.strip()
-        if same or (await session.ask_question(question, stream=stream)).content != plain:
-            return ""
-        difference = first_difference(plain, unmet.content, ("without", "with"))
-        return f"a stop string that never comes changes the text: {difference}"
-
-    return await session.run_both_modes("limits", attempt, 0.13, 1)
+    question = session.draw("count", start=10, end=18)
+    plain = (await session.ask_question(question, stream=stream)).content
+    place = plain.find("14")
+    if place < 0:
+        return ModelFailure(f"it does not count: {plain[:40]!r}")
+    stop = plain[place : place + LONG_STOP_CHARS]
+    cut = await session.ask_question(question, stream=stream, stop=[NEVER, stop])
+    if stop in cut.content or len(cut.content) > place + LONG_STOP_CHARS:
+        return f"went on past the stop string {stop!r}: {cut.content[-40:]!r}"
+    unmet = await session.ask_question(question, stream=stream, stop=[NEVER, NEVER * 2])
+    same = unmet.content.strip() == plain.strip()
+    if same or (await session.ask_question(question, stream=stream)).content != plain:
+        return ""
+    difference = first_difference(plain, unmet.content, ("without", "with"))
+    return f"a stop string that never comes changes the text: {difference}"
 
 
-async def probe_cut_thoughts(session: CheckSession) -> Score:
+async def try_cut_thoughts(session: CheckSession, stream: bool) -> str:
     """Reasoning that max_tokens cuts is still reasoning."""
     session.require_thinking()
-
-    async def attempt(stream: bool) -> str:
-        question = session.draw("sums", thinking=True)
-        reasoning = (await session.ask_question(question, stream=stream)).reasoning.strip()
-        cut = await session.ask_question(question, stream=stream, **CUT)
-        content = cut.content.strip()
-        spilled = content and not cut.reasoning and reasoning.startswith(content)
-        return f"max_tokens cut the reasoning, and it came as the answer: {content!r}" if spilled else ""
-
-    return await session.run_both_modes("reasoning", attempt, 0.13, 1)
+    question = session.draw("sums", thinking=True)
+    reasoning = (await session.ask_question(question, stream=stream)).reasoning.strip()
+    cut = await session.ask_question(question, stream=stream, **CUT)
+    content = cut.content.strip()
+    spilled = content and not cut.reasoning and reasoning.startswith(content)
+    return f"max_tokens cut the reasoning, and it came as the answer: {content!r}" if spilled else ""
 
 
-async def probe_no_limit(session: CheckSession) -> Score:
+async def try_without_limit(session: CheckSession, stream: bool) -> str:
     """Without max_tokens an answer comes to its end."""
-
-    async def attempt(stream: bool) -> str:
-        question = session.draw("count", start=1, end=14)
-        answer = await session.ask_question(question, stream=stream, max_tokens=None)
-        if answer.finish_reason != "length":
-            return ""
-        if judge_answer(question, await session.ask_question(question)):
-            return ModelFailure("it does not end with a limit either")
-        made = answer.token_count("completion")
-        return f"cut after {made} tokens although no max_tokens was sent: {answer.content[-40:]!r}"
-
-    return await session.run_both_modes("limits", attempt, share=0, least=1)
+    question = session.draw("count", start=1, end=14)
+    answer = await session.ask_question(question, stream=stream, max_tokens=None)
+    if answer.finish_reason != "length":
+        return ""
+    if judge_answer(question, await session.ask_question(question)):
+        return ModelFailure("it does not end with a limit either")
+    made = answer.token_count("completion")
+    return f"cut after {made} tokens although no max_tokens was sent: {answer.content[-40:]!r}"
 
 
-async def probe_cut_call(session: CheckSession) -> Score:
+async def try_cut_call(session: CheckSession, stream: bool) -> str:
     """A tool call that max_tokens cuts in half is marked as cut: clients must not run it."""
-
-    async def attempt(stream: bool) -> str:
-        answer = await session.ask_question(session.draw("tool_call"), stream=stream, **CUT)
-        broken = [call.arguments for call in answer.calls if not is_json(call.arguments)]
-        marked = not broken or answer.finish_reason == "length"
-        return "" if marked else f"max_tokens cut a call to {broken[0]!r}, finish_reason is {answer.finish_reason!r}"
-
-    return await session.run_both_modes("limits", attempt, 0.13, 1)
+    answer = await session.ask_question(session.draw("tool_call"), stream=stream, **CUT)
+    broken = [call.arguments for call in answer.calls if not is_json(call.arguments)]
+    marked = not broken or answer.finish_reason == "length"
+    return "" if marked else f"max_tokens cut a call to {broken[0]!r}, finish_reason is {answer.finish_reason!r}"
 
 
 async def probe_token_limit(session: CheckSession) -> Score:
     """Stories end at the limit, under either of its names, with the right finish_reason; both modes end alike."""
     fields = [session.max_tokens_field]
-    messages = session.draw("story").messages
-    request = session.chat_request(messages, max_tokens=None, max_completion_tokens=FEW_TOKENS)
+    request = session.chat_request(session.draw("story").messages, max_tokens=None, max_completion_tokens=FEW_TOKENS)
     if fields == ["max_tokens"] and (await session.post_chat(request)).status not in REJECTED_STATUSES:
         fields.append("max_completion_tokens")
     asked: Counter[bool] = Counter()  # by mode
@@ -166,8 +150,7 @@ async def probe_too_long_prompt(session: CheckSession) -> str:
     if limit > MAX_PLAUSIBLE_CONTEXT:
         raise ProbeFailed(f"the server reports a context of {limit:,} tokens, which no model has")
     text = "lantern orchard thimble " * (limit * MAX_CHARS_PER_TOKEN // 24)
-    request = session.chat_request([user_turn(text)], max_tokens=8)
-    exchange = await session.post(session.chat_url, request)
+    exchange = await session.post(session.chat_url, session.chat_request([user_turn(text)], max_tokens=8))
     if exchange.status == 200 and not exchange.error:
         counts = f"more than {limit:,} tokens, of which it counts {session.read_answer(exchange).token_count('prompt')}"
         raise ProbeFailed(f"the server silently truncated a prompt that is too long ({counts})")
@@ -182,10 +165,10 @@ async def probe_too_long_prompt(session: CheckSession) -> str:
 
 PROBES: Probes = {
     "stop string": probe_stop,
-    "stop in the text": probe_stop_in_text,
-    "no limit": probe_no_limit,
-    "thoughts cut": probe_cut_thoughts,
-    "call cut": probe_cut_call,
+    "stop in the text": partial(probe_both_modes, attempt=try_stop_in_text, kind="limits", share=0.13, least=1),
+    "no limit": partial(probe_both_modes, attempt=try_without_limit, kind="limits", share=0, least=1),
+    "thoughts cut": partial(probe_both_modes, attempt=try_cut_thoughts, kind="reasoning", share=0.13, least=1),
+    "call cut": partial(probe_both_modes, attempt=try_cut_call, kind="limits", share=0.13, least=1),
     "max_tokens": probe_token_limit,
     "too long": probe_too_long_prompt,
 }

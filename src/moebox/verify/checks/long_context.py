@@ -62,8 +62,7 @@ async def _choose_length(session: CheckSession) -> tuple[int, str]:
     if limit <= MIN_TOKENS:
         return limit, "the server's"
     question = session.draw("needle", chars=round(SAMPLE_TOKENS * FIRST_CHARS_PER_TOKEN))
-    answer = await session.ask_question(question, max_tokens=1, exact=True)
-    count = answer.token_count("prompt") or SAMPLE_TOKENS
+    count = (await session.ask_question(question, max_tokens=1, exact=True)).token_count("prompt") or SAMPLE_TOKENS
     session.prefill_tok_s = count / max(0.001, session.exchanges[-1].seconds)
     most = max(MIN_TOKENS, min(UNASKED_TOKENS, round(session.prefill_tok_s * UNASKED_S)))
     return min(limit, most), "the server's" if limit <= most else "a default"

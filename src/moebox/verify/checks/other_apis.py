@@ -2,9 +2,11 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 from moebox.core.verdict import Score
+from moebox.loose import get_objects, get_path
 from moebox.phantom.question import Question
 from moebox.stream.events import anthropic_prompt_tokens
 from moebox.verify.checks.errors import rejection_problem
@@ -14,41 +16,30 @@ from moebox.verify.checks.thinking import spilled_reasoning
 from moebox.verify.checks.tools import judge_calls
 from moebox.verify.checks.turns import HELLO, PADDING, PARTS_SLACK, assistant_turn, expect_growth, user_turn
 from moebox.verify.completions import ChatAnswer
-from moebox.verify.other_apis import (
-    NOT_OFFERED,
-    input_items,
-    key_headers,
-    message_request,
-    message_turns,
-    response_request,
-    send_request,
-)
-from moebox.verify.session import THINKING_TOKENS, ProbeFailed, ProbeSkipped, ProbeWarning, skip_if_rejected
-from moebox.verify.trials import CheckSession, Judge, Probes, QuestionAttempt, Request, judge_answer
-from moebox.verify.violations import object_of, objects_of, parse_strict_json
+from moebox.verify.other_apis import message_request, message_turns, post_request, response_request, send_request
+from moebox.verify.session import THINKING_TOKENS, ProbeWarning, RequestRejected, skip_if_rejected
+from moebox.verify.trials import CheckSession, Probes, Request, probe_family
+from moebox.verify.violations import parse_strict_json
 
 FEW_TOKENS = 8  # for an answer that wants many more
 LEAST_OUTPUT_TOKENS = 16  # for the same: the responses API takes no lower limit
 
 
-def _api_attempt(session: CheckSession, request: Callable[..., Request], family: str, judge: Judge) -> QuestionAttempt:
-    """Attempts that ask a question by the API of `request`."""
-
-    async def send(question: Question, stream: bool) -> ChatAnswer:
-        return await send_request(session, request(session, question, stream=stream))
-
-    return QuestionAttempt(session, family, judge, send=send)
+async def send_message(session: CheckSession, question: Question, stream: bool) -> ChatAnswer:
+    return await send_request(session, message_request(session, question, stream=stream))
 
 
-async def probe_message(session: CheckSession) -> Score:
-    """A question is answered, with stop_reason and usage, whole and streamed."""
+async def send_response(session: CheckSession, question: Question, stream: bool) -> ChatAnswer:
+    return await send_request(session, response_request(session, question, stream=stream))
 
-    def judge(question: Question, message: ChatAnswer) -> str:
-        ended = message.finish_reason in ("end_turn", "stop_sequence")
-        reason = f"stop_reason {message.finish_reason!r} at the end of an answer"
-        return question.find_fault(message) if ended else reason
 
-    return await session.run_both_modes("text", _api_attempt(session, message_request, "copy", judge), 0.13, 1)
+probe_by_message = partial(probe_family, send=send_message, both_modes=True, share=0.13, least=1)
+probe_by_response = partial(probe_family, send=send_response, both_modes=True, share=0.13, least=1)
+
+
+def judge_message(question: Question, message: ChatAnswer) -> str:
+    ended = message.finish_reason in ("end_turn", "stop_sequence")
+    return question.find_fault(message) if ended else f"stop_reason {message.finish_reason!r} at the end of an answer"
 
 
 async def probe_same_message(session: CheckSession) -> Score:
@@ -69,27 +60,17 @@ async def probe_same_message(session: CheckSession) -> Score:
 async def probe_message_tools(session: CheckSession) -> Score:
     """A tool is called, whole and streamed, with its input as an object."""
 
-    def judge(question: Question, message: ChatAnswer) -> str:
-        if question.family != "tool_parallel" or not message.calls:
+    def judge_wanted(question: Question, message: ChatAnswer) -> str:
+        """Some of the wanted calls are enough: this API cannot ask for all at once."""
+        if not message.calls:
             return question.find_fault(message)
-        # Some of the wanted calls are enough: this API cannot ask for all at once
         wanted = [(name, dict(given)) for name, given in question.expect]
         made = [(call.name, parse_strict_json(call.arguments)) for call in message.calls]
-        others = [
-            f"{name}({json.dumps(given)}) was not asked for" for name, given in made if (name, given) not in wanted
-        ]
-        return others[0] if others else ""
+        others = [f"{name}({json.dumps(given)})" for name, given in made if (name, given) not in wanted]
+        return f"{others[0]} was not asked for" if others else ""
 
-    for family in ("tool_call", "tool_parallel"):
-        attempt = _api_attempt(session, message_request, family, judge)
-        score = await session.run_both_modes("tool-call", attempt, 0.13, 1)
-    return score
-
-
-async def probe_message_results(session: CheckSession) -> Score:
-    """A tool_result block is read and used."""
-    attempt = _api_attempt(session, message_request, "tool_result", Question.find_fault)
-    return await session.run_both_modes("answer", attempt, 0.13, 1)
+    await probe_by_message(session, kind="tool-call", family="tool_call", judge=Question.find_fault)
+    return await probe_by_message(session, kind="tool-call", family="tool_parallel", judge=judge_wanted)
 
 
 async def probe_message_system(session: CheckSession) -> None:
@@ -141,9 +122,9 @@ def _as_blocks(turn: Request) -> Request:
     if isinstance(content, str):
         return turn | {"content": [{"type": "text", "text": line} for line in content.splitlines(keepends=True)]}
     blocks = []
-    for block in objects_of(content):
+    for block in get_objects(turn, "content"):
         text = block.get("content")
-        blocks.append(block | {"content": [{"type": "text", "text": text}]} if isinstance(text, str) else block)
+        blocks.append({**block, "content": [{"type": "text", "text": text}]} if isinstance(text, str) else block)
     return turn | {"content": blocks}
 
 
@@ -168,13 +149,11 @@ async def probe_message_thinking(session: CheckSession) -> str | ProbeWarning:
         session.failures.add("reasoning", spilled_reasoning(message, plain), stream=stream)
         if message.reasoning and not stream:
             # The blocks, thinking included, as the assistant's turn: Claude Code sends them
-            content = object_of(parse_strict_json(session.exchanges[-1].response)).get("content")
+            content = get_path(parse_strict_json(session.exchanges[-1].response), "content")
             turns = [*question.messages, assistant_turn(content), HELLO]
             try:
                 await _input_tokens(session, message_request(session, question, turns=turns))
-            except ProbeFailed as problem:
-                if not problem.is_rejection:
-                    raise
+            except RequestRejected as problem:
                 warning = ProbeWarning(f"a turn with its own thinking block is refused: {problem}")
     reason = "thinking blocks came in one of a whole and a streamed message only"
     session.failures.expect("reply-style", shown[0] == shown[1], reason)
@@ -226,31 +205,20 @@ async def probe_message_limits(session: CheckSession) -> None:
 
 async def probe_message_rejection(session: CheckSession) -> ProbeWarning | None:
     """A request without messages is rejected in this API's format."""
-    url, body = f"{session.endpoint.base_url}/messages", {"model": session.endpoint.model, "max_tokens": 8}
-    exchange = await session.post(url, body, headers=key_headers(session))
-    if exchange.status in NOT_OFFERED:
-        raise ProbeSkipped("the server does not offer /v1/messages")
-    reason = rejection_problem(exchange)
+    body: Request = {"model": session.endpoint.model, "max_tokens": 8}
+    reason = rejection_problem(await post_request(session, body, "messages"))
     return ProbeWarning(f"a request without messages: {reason}") if reason else None
-
-
-async def probe_response(session: CheckSession) -> Score:
-    """A question is answered, whole and in events that come in order and add up to the answer."""
-    attempt = _api_attempt(session, response_request, "copy", judge_answer)
-    return await session.run_both_modes("text", attempt, 0.13, 1)
 
 
 async def probe_response_tools(session: CheckSession) -> Score:
     """A tool is called, whole and streamed, and the result of a call is read and used."""
-    attempt = _api_attempt(session, response_request, "tool_call", judge_calls)
-    await session.run_both_modes("tool-call", attempt, 0.13, 1)
-    attempt = _api_attempt(session, response_request, "tool_result", judge_answer)
-    score = await session.run_trials("answer", attempt, 0.13, 1)
-    question = session.draw("tool_result")
+    await probe_by_response(session, kind="tool-call", family="tool_call", judge=judge_calls)
+    score = await probe_by_response(session, kind="answer", family="tool_result", both_modes=False)
+    body = response_request(session, session.draw("tool_result"))
     empty = {"type": "reasoning", "id": "rs_1", "summary": []}  # as Codex sends back what it was given
-    first, *others = input_items(question)
+    first, *others = get_objects(body, "input")
     with skip_if_rejected("a turn with its own reasoning item is refused", "responses"):
-        await send_request(session, response_request(session, question) | {"input": [first, empty, *others]})
+        await send_request(session, body | {"input": [first, empty, *others]})
     return score
 
 
@@ -290,9 +258,8 @@ async def probe_response_limit(session: CheckSession) -> None:
 
 async def probe_stored_response(session: CheckSession) -> str | ProbeWarning:
     """A response that was stored is the beginning of the next one, if the server stores any."""
-    question = session.draw("secret")
     with skip_if_rejected("the server stores no responses"):
-        first = await send_request(session, response_request(session, question, store=True))
+        first = await send_request(session, response_request(session, session.draw("secret"), store=True))
         body = response_request(session, session.draw("secret"), previous_response_id=first.id)
         after = await send_request(session, body, allow_marks=True)
     alone = await send_request(session, {key: body[key] for key in body if key != "previous_response_id"})
@@ -304,10 +271,10 @@ async def probe_stored_response(session: CheckSession) -> str | ProbeWarning:
 
 
 MESSAGE_PROBES: Probes = {
-    "text": probe_message,
+    "text": partial(probe_by_message, kind="text", family="copy", judge=judge_message),
     "same words": probe_same_message,
     "tools": probe_message_tools,
-    "and back": probe_message_results,
+    "and back": partial(probe_by_message, kind="answer", family="tool_result", judge=Question.find_fault),
     "system": probe_message_system,
     "blocks": probe_message_blocks,
     "thinking": probe_message_thinking,
@@ -316,7 +283,7 @@ MESSAGE_PROBES: Probes = {
     "refused": probe_message_rejection,
 }
 RESPONSE_PROBES: Probes = {
-    "text": probe_response,
+    "text": partial(probe_by_response, kind="text", family="copy"),
     "tools": probe_response_tools,
     "schema": probe_response_schema,
     "limit": probe_response_limit,

@@ -11,7 +11,6 @@ from moebox.phantom.tool_questions import TOOLS
 from moebox.units import plural
 from moebox.verify.checks import texts, turns
 from moebox.verify.checks.turns import HELLO, PADDING, PADDING_TOKENS, assistant_turn, count_tokens, user_turn
-from moebox.verify.options import TRIALS
 from moebox.verify.session import REJECTED_STATUSES, ProbeFailed, ProbeSkipped, ProbeWarning
 from moebox.verify.statistics import ModelFailure
 from moebox.verify.trials import CheckSession, Probes, judge_answer
@@ -20,7 +19,6 @@ LONG_SYSTEM = PADDING * 30  # 720 words: an agent's system message is pages long
 NOTE = "Read every word of this note before you use the tool. "
 NOTES = (NOTE * 28, NOTE * 14)  # a page about a tool and half a page about its first parameter, as agents write
 TOOLS_CONTEXT = 8192  # tokens that hold every tool, however the template writes them
-MANY_TRIALS = TRIALS["normal"]  # with fewer, half as many tools are offered
 LAST_STEP = 4  # of those by which a conversation grows: the size of the many turns that follow
 MANY_TURNS = 20  # of each side: agents work for hours
 NO_PARAMETERS = {"type": "object", "properties": {}}
@@ -79,8 +77,7 @@ async def probe_parts(session: CheckSession) -> Score | ProbeWarning:
         # The text before the code, the text with it, and the question: each is needed
         text = str(question.messages[0]["content"])
         code_at, ask_at = text.index("The access code"), text.rindex("What is the access code")
-        pieces = (text[:code_at], text[code_at:ask_at], text[ask_at:])
-        parts = [{"type": "text", "text": piece} for piece in pieces]
+        parts = [{"type": "text", "text": piece} for piece in (text[:code_at], text[code_at:ask_at], text[ask_at:])]
         answer = await session.chat([user_turn(parts)], max_tokens=question.max_tokens)
         reason = judge_answer(question, answer)
         if reason and judge_answer(question, await session.ask_question(question)):
@@ -116,7 +113,7 @@ async def probe_whole_history(session: CheckSession) -> None:
 async def probe_many_tools(session: CheckSession) -> str | ProbeWarning:
     """Every offered tool is in the prompt: it grows with each."""
     names = [tool.name for tool in TOOLS]
-    if session.options.trials >= MANY_TRIALS:  # each a second time under another name
+    if session.options.effort != "quick":  # each a second time under another name
         names += [f"{name}_again" for name in names]
     functions = [{"name": name, "description": f"{name}, as asked.", "parameters": NO_PARAMETERS} for name in names]
     tools: list[Any] = [{"type": "function", "function": function} for function in functions[:MAX_TOOLS]]
@@ -154,8 +151,7 @@ async def probe_long_descriptions(session: CheckSession) -> str:
     (tool,) = needed[:1] or question.tools[:1]
     function = tool["function"]
     (name, first), *rest = function["parameters"]["properties"].items()
-    cut = 1 if session.is_roomy else 3
-    notes = [note[: len(note) // cut] for note in NOTES]
+    notes = [note[: len(note) // (1 if session.is_roomy else 3)] for note in NOTES]
     properties = {name: {**first, "description": notes[1]}, **dict(rest)}
     description = f"{function['description']} {notes[0]}"
     changed = {"description": description, "parameters": {**function["parameters"], "properties": properties}}

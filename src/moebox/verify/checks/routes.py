@@ -13,7 +13,6 @@ from functools import partial
 from moebox.quality.texts import draw_unlearnt_text
 from moebox.quality.wire import NextToken, next_token_request, parse_next_tokens
 from moebox.units import format_count
-from moebox.verify.options import TRIALS
 from moebox.verify.session import ProbeSkipped, error_text
 from moebox.verify.trials import CheckSession, Probes
 from moebox.verify.violations import is_json, parse_json_or
@@ -84,9 +83,8 @@ def apart(left: Sequence[NextToken], right: Sequence[NextToken]) -> float:
     shares = []
     for mine, other in zip(left, right, strict=False):
         least = [min(each.top.values()) for each in (mine, other)]  # an unknown token has at most this
-        pairs = [
-            (mine.top.get(key, least[0]), other.top.get(key, least[1])) for key in mine.top.keys() | other.top.keys()
-        ]
+        keys = mine.top.keys() | other.top.keys()
+        pairs = [(mine.top.get(key, least[0]), other.top.get(key, least[1])) for key in keys]
         shares.append(math.fsum(abs(math.exp(p) - math.exp(q)) for p, q in pairs) / 2)
         if mine.token != other.token:
             break
@@ -116,11 +114,9 @@ async def probe_route(session: CheckSession, name: str, route: Route, *, again: 
                 reader.alone[text] = await reader.read(text, fresh=True)
             if reader.alone[text]:
                 break
-        readings = await route(reader, text)
-        share = max((apart(reader.alone[text], reading) for reading in readings), default=0.0)
+        share = max((apart(reader.alone[text], reading) for reading in await route(reader, text)), default=0.0)
         worst = max(worst, share)
-        same = share <= reader.allowed
-        return "" if same else f"{name} differ: {share:.0%} of the probability is on other tokens"
+        return "" if share <= reader.allowed else f"{name} differ: {share:.0%} of the probability is on other tokens"
 
     with session.allow_slow_replies():
         await session.run_trials("routes", attempt, 0.17, 2)
@@ -168,7 +164,7 @@ async def probe_long(session: CheckSession) -> str:
     tried = []
     for length in sorted({*(size for size in LENGTHS if size < limit), *([limit] if limit > 2 * LENGTHS[0] else [])}):
         chars = round(length * CHARS_PER_TOKEN)
-        if chars * seconds_per_char > MAX_LONG_S and session.options.trials < TRIALS["thorough"]:
+        if chars * seconds_per_char > MAX_LONG_S and session.options.effort != "thorough":
             break
         text = draw_unlearnt_text(session.rng, chars)
         alone = await reader.read(text, fresh=True)

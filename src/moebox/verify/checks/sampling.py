@@ -9,24 +9,15 @@ from itertools import pairwise
 from typing import Any
 
 from moebox.core.verdict import HttpExchange, Score
+from moebox.loose import as_object, get_objects, get_path, is_count
 from moebox.stream.sse import parse_events
 from moebox.verify.checks.tools import judge_calls
-from moebox.verify.checks.turns import user_turn
+from moebox.verify.checks.turns import require_token_count, user_turn
 from moebox.verify.completions import NO_LOGPROBS, ChatAnswer, TokenLogprob, is_logprob, parse_chat
-from moebox.verify.session import (
-    REJECTED_STATUSES,
-    ProbeFailed,
-    ProbeSkipped,
-    ProbeWarning,
-    Settings,
-    question_settings,
-    raise_for_failure,
-    require_token_count,
-    skip_if_rejected,
-)
+from moebox.verify.session import ProbeFailed, ProbeSkipped, ProbeWarning, raise_for_failure, skip_if_rejected
 from moebox.verify.statistics import ModelFailure
 from moebox.verify.trials import CheckSession, Probes, judge_answer
-from moebox.verify.violations import is_count, object_of, objects_of, parse_json_or
+from moebox.verify.violations import parse_json_or
 
 HOT = 1.8
 MOST_PROBABILITY = 1.01  # of all tokens in one place, but for rounding
@@ -81,9 +72,7 @@ async def probe_seed(session: CheckSession) -> str | ProbeWarning:
 async def _ask_hot(session: CheckSession, question: str, **more: Any) -> ChatAnswer:
     """Ask at a high temperature, with log-probabilities if the server offers them."""
     body = session.chat_request([user_turn(question)], max_tokens=16, temperature=HOT, top_p=1, **more)
-    exchange = await session.post_chat(body | {"logprobs": True})
-    if exchange.status in REJECTED_STATUSES:
-        exchange = await session.post_chat(body)
+    exchange = await session.post_chat_with(body, logprobs=True)
     with skip_if_rejected("refused"):
         return session.read_answer(exchange, allow_marks=True)
 
@@ -97,8 +86,8 @@ async def probe_logprobs(session: CheckSession) -> Score | ProbeWarning:
         return ProbeWarning(f"{'top_' if tokens else ''}logprobs was accepted, but none came")
 
     async def attempt(stream: bool) -> str:
-        settings: Settings = {"stream": stream, "logprobs": True, "top_logprobs": 2}
-        return logprob_problem(await session.ask_question(session.draw("copy"), **settings))
+        question = session.draw("copy")
+        return logprob_problem(await session.ask_question(question, stream=stream, logprobs=True, top_logprobs=2))
 
     return await session.run_both_modes("logprobs", attempt, 0.25)
 
@@ -170,17 +159,17 @@ def _spell_tokens(tokens: Sequence[TokenLogprob]) -> str:
 
 def split_choices(exchange: HttpExchange) -> dict[int, HttpExchange]:
     """One exchange for each choice, as if it had been requested alone. Raise ProbeFailed for an index given twice."""
-    stream = bool(object_of(exchange.request).get("stream"))
+    stream = bool(get_path(exchange.request, "stream"))
     texts = [data for _, data in parse_events(exchange.response)] if stream else [exchange.response]
-    bodies = [object_of(parse_json_or(text, {})) for text in texts]
-    indexes = [choice.get("index") for body in bodies for choice in objects_of(body.get("choices"))]
+    bodies = [as_object(parse_json_or(text, {})) for text in texts]
+    indexes = [choice.get("index") for body in bodies for choice in get_objects(body, "choices")]
     if not all(map(is_count, indexes)) or (not stream and len(set(indexes)) < len(indexes)):
         raise ProbeFailed(f"the indexes of the choices are {indexes}")
     parts: dict[int, HttpExchange] = {}
     for index in sorted({each for each in indexes if is_count(each)}):
         own = []
         for body in filter(None, bodies):
-            mine = [choice for choice in objects_of(body.get("choices")) if choice.get("index") == index]
+            mine = [choice for choice in get_objects(body, "choices") if choice.get("index") == index]
             own.append(json.dumps({**body, "choices": [{**choice, "index": 0} for choice in mine]}))
         events = "".join(f"data: {text}\n\n" for text in (*own, *["[DONE]"] * texts.count("[DONE]")))
         parts[index] = replace(exchange, response=events if stream else own[0])
@@ -194,8 +183,8 @@ async def probe_choices(session: CheckSession) -> str | ProbeWarning:
     async def attempt(stream: bool, family: str) -> str:
         nonlocal ignored
         question = session.draw(family)
-        settings = question_settings(question) | {"temperature": NEAR_GREEDY, "n": CHOICES, "stream": stream}
-        exchange = await session.post_chat(session.chat_request(question.messages, **settings))
+        request = session.question_request(question, temperature=NEAR_GREEDY, n=CHOICES, stream=stream)
+        exchange = await session.post_chat(request)
         with skip_if_rejected(f"the server does not accept n {CHOICES}"):
             raise_for_failure(exchange)
         parts = split_choices(exchange)

@@ -3,7 +3,7 @@
 import json
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache, partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from moebox.phantom.format_questions import strip_fence
 from moebox.phantom.question import Question
 from moebox.verify.checks.turns import PADDING, user_turn
 from moebox.verify.completions import ChatAnswer
-from moebox.verify.session import ProbeFailed, ProbeWarning, Settings, skip_if_rejected
+from moebox.verify.session import ProbeWarning, RequestRejected, Settings, skip_if_rejected
 from moebox.verify.trials import CheckSession, Probes, judge_answer, probe_family
 from moebox.verify.violations import parse_json_or, parse_strict_json
 
@@ -48,13 +48,10 @@ async def probe_contradictions(session: CheckSession) -> str:
         settings: Settings = {"response_format": {"type": "json_schema", "json_schema": wanted}, "max_tokens": 128}
         try:
             answer = await session.chat([user_turn(text)], allow_marks=True, stream=stream, **settings)
-        except ProbeFailed as problem:
-            if not problem.is_rejection:
-                raise
+        except RequestRejected:
             rejected += 1  # the server reports that it cannot enforce this schema
             continue
-        cut = answer.finish_reason == "length"
-        reason = "" if cut else schema_violation(answer.content.strip(), schema)
+        reason = "" if answer.finish_reason == "length" else schema_violation(answer.content.strip(), schema)
         session.failures.add("schema", reason, stream=stream, where="the reply broke the JSON schema")
         kept += not reason
     note = f", {rejected} refused" if rejected else ""
@@ -156,14 +153,6 @@ def argument_problem(arguments: str, schema: Schema) -> str:
     return next(_values_in_strings(given, schema, "arguments"), "")
 
 
-_IS_TYPE: dict[str, Callable[[object], bool]] = {
-    "integer": lambda value: type(value) is int,
-    "number": lambda value: type(value) in (int, float),
-    "boolean": lambda value: type(value) is bool,
-    "null": lambda value: value is None,
-    "object": lambda value: isinstance(value, dict),
-    "array": lambda value: isinstance(value, list),
-}
 _PYTHON_WORDS: dict[str, object] = {"True": True, "False": False, "None": None}
 
 
@@ -180,7 +169,7 @@ def _values_in_strings(value: Any, schema: Schema, name: str) -> Iterator[str]:
     elif isinstance(value, str):
         wanted = _allowed_types(schema)
         parsed = _PYTHON_WORDS[value] if value in _PYTHON_WORDS else parse_json_or(value, value)
-        if "string" not in wanted and any(_IS_TYPE[kind](parsed) for kind in wanted):
+        if wanted and "string" not in wanted and not schema_violation(json.dumps(parsed), {"type": wanted}):
             yield f"the {wanted[0]} {name!r} came as a string of it: {value[:60]!r}"
 
 

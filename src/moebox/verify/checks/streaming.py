@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from moebox.core import catalogue
+from moebox.core.setting import Effort
 from moebox.core.verdict import HttpExchange
 from moebox.phantom.question import Question
 from moebox.units import plural
 from moebox.verify.completions import ChatAnswer, parse_chat_stream
-from moebox.verify.options import TRIALS
 from moebox.verify.session import ProbeFailed, ProbeSkipped, ProbeWarning
 from moebox.verify.trials import CheckSession, Probes, QuestionAttempt, judge_answer
 from moebox.verify.violations import CLOCK_TOKENS, parse_json_or
@@ -19,9 +19,7 @@ from moebox.verify.violations import CLOCK_TOKENS, parse_json_or
 FAMILIES = ("copy", "copy", "secret", "sums")  # with little freedom: the same answer every time at temperature 0
 MIN_PIECES = 3
 HELD_BACK_SHARE = 0.9  # of a stream's time before its first byte: then it was generated whole and split up
-LONG_TOKENS = 1600  # of a long answer
-THOROUGH_FACTOR = 2.75  # times that in a thorough run, so that more than 4,000 come
-QUICK_SHARE = 0.1  # of that, in a quick run
+LONG_TOKENS: dict[Effort, int] = {"quick": 160, "normal": 1600, "thorough": 4400}  # of a long answer
 COPY_WORDS = 30  # a model that repeats these can repeat thousands
 MAX_WORD_TOKENS = 8
 CONTEXT_SHARE = 0.45  # of the context that question and answer fill, half of it in a short one; words differ in length
@@ -83,18 +81,15 @@ def first_difference(whole: str, pieces: str, names: tuple[str, str] = ("whole",
 
 def common_length(a: Sequence[object], b: Sequence[object]) -> int:
     """Return how many items both begin with."""
-    pairs = enumerate(zip(a, b, strict=False))
-    return next((at for at, (x, y) in pairs if x != y), min(len(a), len(b)))
+    return next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 async def probe_plain_stream(session: CheckSession) -> str | ProbeWarning:
     """A stream without stream_options is a stream like any other."""
-    question = session.draw("secret")
-    body = session.chat_request(question.messages, max_tokens=question.max_tokens, stream=True)
+    body = session.question_request(session.draw("secret"), stream=True)
     body.pop("stream_options", None)
     answer = session.read_answer(await session.post_chat(body))
-    reason = "nothing came in a stream without stream_options"
-    session.failures.expect("text", not answer.is_empty, reason, stream=True)
+    session.failures.expect("text", not answer.is_empty, "nothing came in a stream without stream_options", stream=True)
     if not session.accepts_stream_options:
         return ProbeWarning("the server refuses stream_options, so streams have no token counts")
     return f"{answer.chunks} pieces"
@@ -102,8 +97,7 @@ async def probe_plain_stream(session: CheckSession) -> str | ProbeWarning:
 
 async def probe_pieces(session: CheckSession) -> ProbeWarning | None:
     """A long answer comes in many pieces, complete to its last number, with one finish_reason."""
-    question = session.draw("count", start=1, end=32)
-    answer = await session.ask_question(question, stream=True)
+    answer = await session.ask_question(session.draw("count", start=1, end=32), stream=True)
     exchange = session.exchanges[-1]
     if answer.chunks < MIN_PIECES:
         raise ProbeFailed(f"a long answer came in {answer.chunks} pieces: buffered, not streamed")
@@ -159,9 +153,7 @@ async def _long_answer_size(session: CheckSession) -> tuple[int, int]:
     if reason := judge_answer(question, answer):
         raise ProbeSkipped(f"model, not server: it cannot repeat {COPY_WORDS} words ({reason})")
     per_word = max(0.5, (answer.token_count("completion") or 2 * COPY_WORDS) / COPY_WORDS)
-    trials = session.options.trials
-    factor = THOROUGH_FACTOR if trials >= TRIALS["thorough"] else 1 if trials >= TRIALS["normal"] else QUICK_SHARE
-    wanted = factor * LONG_TOKENS
+    wanted = LONG_TOKENS[session.options.effort]
     room = CONTEXT_SHARE * (session.context_limit or UNKNOWN_LIMIT) / (2 if session.is_roomy else 4)
     words = max(COPY_WORDS, round(min(wanted, room) / per_word))
     return words, round(SPARE * words * per_word) + COPY_WORDS
@@ -177,8 +169,7 @@ def _describe_damage(want: Sequence[str], got: Sequence[str]) -> str:
         return f"{len(want) - same} lost or changed, the rest right again"
     tail = got[:-1]  # the last may be half a word
     for size in range(1, MAX_LOOP_WORDS):
-        loops = tail[-size:] == tail[-2 * size : -size] == tail[-3 * size : -2 * size]
-        if len(tail) > 3 * size and loops:
+        if len(tail) > 3 * size and tail[-size:] == tail[-2 * size : -size] == tail[-3 * size : -2 * size]:
             return f"the last {size} come again and again"
     return ""
 

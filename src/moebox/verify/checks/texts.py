@@ -10,12 +10,12 @@ from functools import partial
 from urllib.parse import quote
 
 from moebox.core import catalogue
+from moebox.loose import get_path
 from moebox.phantom import vocabulary
 from moebox.verify.checks.turns import chat_or_skip, user_turn
-from moebox.verify.options import TRIALS
 from moebox.verify.session import ProbeSkipped, ProbeWarning, Settings
 from moebox.verify.trials import CheckSession
-from moebox.verify.violations import object_of, parse_json_or
+from moebox.verify.violations import parse_json_or
 
 _TEXTS = catalogue.load_table("check_requests")["texts"]
 TEXTS, EXACT = (tuple[str, ...](json.loads(_TEXTS[key])) for key in ("repeated", "exact"))
@@ -90,8 +90,7 @@ async def probe_characters(session: CheckSession) -> str:
         for stream, got in received.items():
             reason = garbling(text, got)
             if not reason and text not in got and text in received.get(not stream, ""):
-                other = f"and unchanged {_MODES[not stream]}"
-                reason = f"{text!r} came back as {got[:60]!r} {_MODES[stream]}, {other}"
+                reason = f"{text!r} came back as {got[:60]!r} {_MODES[stream]}, and unchanged {_MODES[not stream]}"
             session.failures.add("unicode", reason, stream=stream)
             garbled = garbled or bool(reason)
         same = any(text in got for got in received.values())
@@ -105,8 +104,7 @@ async def probe_characters(session: CheckSession) -> str:
 
 async def _repeat(session: CheckSession, text: str, stream: bool) -> str:
     """Ask the model to repeat a text and return the answer."""
-    turns = [user_turn(f"Repeat after me: {text}")]
-    request = session.chat_request(turns, max_tokens=128, stream=stream)
+    request = session.chat_request([user_turn(f"Repeat after me: {text}")], max_tokens=128, stream=stream)
     return session.read_answer(await session.post_dictated(request, text), allow_marks=True).content
 
 
@@ -132,7 +130,7 @@ async def probe_forced_characters(session: CheckSession, *, where: str) -> str |
         written = answer.content if where == "JSON" else "".join(call.arguments for call in answer.calls[:1])
         if answer.finish_reason == "length":
             written = ""  # an answer that was cut shows nothing
-        value = object_of(parse_json_or(written)).get("city")
+        value = get_path(parse_json_or(written), "city")
         garbled = garbling(text, value) if isinstance(value, str) else ""
         session.failures.add("unicode", garbled, stream=stream)
         kept += value == text
@@ -141,20 +139,19 @@ async def probe_forced_characters(session: CheckSession, *, where: str) -> str |
             changed = f"{text!r} came as {shown!r}, although the schema allows nothing else"
         if number == 1 and not kept:
             raise ProbeSkipped(f"the server does not enforce a schema with one allowed value in {where}: not judged")
-    enforced = kept >= len(requests) / 2
-    return ProbeWarning(changed) if changed and enforced else f"{kept} of {len(requests)} texts kept"
+    return ProbeWarning(changed) if changed and kept >= len(requests) / 2 else f"{kept} of {len(requests)} texts kept"
 
 
 def _choose_requests(session: CheckSession, where: str) -> list[tuple[str, bool]]:
     """Texts, and whether each is streamed."""
     plain = vocabulary.invent_word(session.rng)  # a word that no server garbles shows whether schemas are enforced
     drawn = [] if session.options.brief else _draw_texts(session)
-    if session.options.trials < TRIALS["thorough"]:  # what a writer of JSON has to escape, and some others
+    if session.options.effort != "thorough":  # what a writer of JSON has to escape, and some others
         others = itertools.islice(itertools.filterfalse(JSON_MARKS.search, drawn), MORE_TEXTS * (where == "arguments"))
         drawn = [*filter(JSON_MARKS.search, drawn), *others]
     texts = [plain, *(text if WIDE_LETTER.search(text) else f"{text} {WIDE}" for text in drawn), *EXACT]
     exact = EXACT[:1] if where == "arguments" and not session.options.brief else ()
-    both = (plain, *exact) if session.options.trials < TRIALS["thorough"] else texts
+    both = (plain, *exact) if session.options.effort != "thorough" else texts
     requests: list[tuple[str, bool]] = []
     for number, text in enumerate(texts):  # what is streamed in arguments comes whole in JSON
         modes = (True, False) if text in both else ((number % 2 == 0) == (where == "JSON"),)

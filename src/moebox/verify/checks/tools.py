@@ -15,7 +15,7 @@ from moebox.verify.checks.turns import calls_turn, chat_or_skip, probe_malformed
 from moebox.verify.completions import ChatAnswer
 from moebox.verify.session import REJECTED_STATUSES, ProbeFailed, ProbeSkipped, ProbeWarning, Settings, skip_if_rejected
 from moebox.verify.statistics import ModelFailure
-from moebox.verify.trials import CheckSession, Probes, QuestionAttempt, judge_answer
+from moebox.verify.trials import CheckSession, Probes, QuestionAttempt, judge_answer, probe_family
 from moebox.verify.violations import is_json
 
 MIN_PARAMETERS = 2  # of a tool, so that they have an order
@@ -43,8 +43,7 @@ def call_problem(question: Question, answer: ChatAnswer) -> str:
         if len(bare) >= MIN_REPEATED_CHARS and bare in "".join(answer.content.split()):
             return f"the call of {call.name} is in the content too: {answer.content[:80]!r}"
     ids = [call.id for call in answer.calls]
-    unique = all(ids) and len(set(ids)) == len(ids)
-    return "" if unique else f"ids {ids} are not unique"
+    return "" if all(ids) and len(set(ids)) == len(ids) else f"ids {ids} are not unique"
 
 
 def call_attempt(session: CheckSession, family: str = "tool_call", **settings: object) -> QuestionAttempt:
@@ -70,9 +69,8 @@ async def probe_parallel_calls(session: CheckSession) -> Score:
     """Several calls in one answer, whole and streamed."""
     # OpenAI's default is true, llama.cpp's is false, and some servers do not know the setting
     question = session.draw("tool_parallel")
-    settings: Settings = {"tools": list(question.tools), "max_tokens": 8, "parallel_tool_calls": True}
-    body = session.chat_request(question.messages, **settings)
-    accepted = (await session.post_chat(body)).status not in REJECTED_STATUSES
+    request = session.question_request(question, max_tokens=8, parallel_tool_calls=True)
+    accepted = (await session.post_chat(request)).status not in REJECTED_STATUSES
     setting = {"parallel_tool_calls": True if accepted else None}
     score = await session.run_both_modes("tool-call", call_attempt(session, "tool_parallel", **setting), 0.25)
 
@@ -106,11 +104,6 @@ async def probe_parameter_order(session: CheckSession) -> str | ProbeWarning:
     if usual == other or await ask_for_calls(question, 1) != usual:
         return f"{usual} in either order"
     return ProbeWarning(f"a call had the arguments {usual}, and {other} with the schema's properties in reverse")
-
-
-async def probe_unneeded_tools(session: CheckSession) -> Score:
-    """Offered tools are not called if the question needs none."""
-    return await session.run_both_modes("answer", QuestionAttempt(session, "tool_none"), 0.13, 1)
 
 
 async def probe_choice_none(session: CheckSession) -> ProbeWarning | None:
@@ -201,8 +194,7 @@ async def probe_response_format(session: CheckSession) -> str | ProbeWarning:
         return ProbeWarning(f"with a response_format no tool is called: {answer.content[:60]!r}")
     unneeded = _draw_unneeded(session)
     plain = await ask(unneeded)
-    cut = plain.calls or plain.finish_reason == "length"
-    reason = "" if cut else schema_violation(plain.content, schema)
+    reason = "" if plain.calls or plain.finish_reason == "length" else schema_violation(plain.content, schema)
     if reason and not schema_violation((await ask(unneeded, offer=False)).content, schema):
         return ProbeWarning(f"with tools on offer a response_format is not enforced: {reason}")
     return f"{len(answer.calls)} call"
@@ -245,7 +237,7 @@ PROBES: Probes = {
     "whole": partial(probe_call, stream=False),
     "streamed": partial(probe_call, stream=True),
     "parallel": probe_parallel_calls,
-    "not needed": probe_unneeded_tools,
+    "not needed": partial(probe_family, family="tool_none", both_modes=True, share=0.13, least=1),
     "choice none": probe_choice_none,
     "choice required": probe_choice_required,
     "choice named": probe_choice_named,

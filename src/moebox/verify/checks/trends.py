@@ -11,7 +11,6 @@ from moebox.core.verdict import Attribution
 from moebox.phantom.question import Question
 from moebox.verify.checks.turns import assistant_turn, user_turn
 from moebox.verify.completions import NO_LOGPROBS, ChatAnswer
-from moebox.verify.options import TRIALS
 from moebox.verify.session import ProbeFailed, ProbeSkipped, ProbeWarning, skip_if_rejected
 from moebox.verify.statistics import ModelFailure, failure_mark
 from moebox.verify.trials import CheckSession, Probes, judge_answer
@@ -26,6 +25,7 @@ CERTAIN_DRAWS = 4  # questions, to find one that the model is certain of
 SURE_NATS = 0.02  # of a whole answer: the model then gives another one in fifty at temperature 1
 REPEATS = 3  # of a wrong answer, until it differs: only a model gives the same one each time
 SUSTAINED_S, TIME_PARTS = 180.0, 4  # of load, in a thorough run
+AskDose = Callable[[int], Awaitable[Any]]  # of a dose's number
 
 
 def trend_probability(counts: Sequence[tuple[int, int]]) -> float:
@@ -81,12 +81,7 @@ class DoseSeries:
         return judge_answer(question, answer), answer
 
     async def run(
-        self,
-        ask_dose: Callable[[int], Awaitable[Any]],
-        rounds: int = MAX_ROUNDS,
-        *,
-        falling: bool = False,
-        times: int = PER_ROUND,
+        self, ask_dose: AskDose, rounds: int = MAX_ROUNDS, *, falling: bool = False, times: int = PER_ROUND
     ) -> str | ProbeWarning:
         """Ask at every dose, and again while there are wrong answers and no clear trend. Raise ProbeFailed for one.
 
@@ -178,7 +173,7 @@ async def probe_temperature(session: CheckSession) -> str | ProbeWarning:
 
 async def probe_sustained(session: CheckSession) -> str | ProbeWarning:
     """Codes asked for by several requests at once for minutes."""
-    if session.options.trials < TRIALS["thorough"]:
+    if session.options.effort != "thorough":
         raise ProbeSkipped("takes minutes: --effort thorough")
     series = DoseSeries(session, [f"part {part + 1} of {TIME_PARTS}" for part in range(TIME_PARTS)])
 

@@ -10,19 +10,10 @@ from typing import Any, NamedTuple
 
 from moebox.core import catalogue
 from moebox.core.verdict import Score
-from moebox.phantom import vocabulary
-from moebox.phantom.tool_questions import (
-    INFORMING_TOOLS,
-    TOOLS,
-    ExampleTool,
-    calls_message,
-    draw_values,
-    result_message,
-    tool_call,
-)
+from moebox.phantom import tool_questions, vocabulary
+from moebox.phantom.tool_questions import ExampleTool, calls_message, draw_values
 from moebox.verify.completions import ChatAnswer
-from moebox.verify.options import TRIALS
-from moebox.verify.session import ProbeFailed, ProbeWarning, error_text, require_token_count, skip_if_rejected
+from moebox.verify.session import ProbeFailed, ProbeSkipped, ProbeWarning, RequestRejected, error_text, skip_if_rejected
 from moebox.verify.statistics import KindName, ModelFailure
 from moebox.verify.trials import CheckSession
 from moebox.verify.violations import is_json
@@ -30,8 +21,7 @@ from moebox.verify.violations import is_json
 PADDING = "lantern orchard thimble " * 8
 PADDING_TOKENS = 16  # that these 24 words are at least
 
-LONG_WORDS = 300  # of a result; agents read whole files
-MANY_TRIALS = TRIALS["normal"]  # with fewer, long results have a fifth of that
+LONG_WORDS = {"quick": 60, "normal": 300, "thorough": 300}  # of a result; agents read whole files
 MIN_TOKENS_PER_WORD = 0.8  # no tokenizer packs two words into one token
 PARTS_SLACK = 4  # tokens that templates may put around parts
 MIN_LOST = 12  # tokens: half of the shortest text that may get lost; the joints of texts vary by some tokens
@@ -51,6 +41,14 @@ def assistant_turn(content: object) -> ChatTurn:
 
 
 HELLO = user_turn("Hello!")
+
+
+def require_token_count(answer: ChatAnswer, key: str = "prompt") -> int:
+    """Tokens of a prompt or a completion. Raise ProbeSkipped if the server does not count them."""
+    tokens = answer.token_count(key)
+    if tokens is None:
+        raise ProbeSkipped("the server counts no tokens")
+    return tokens
 
 
 async def count_tokens(session: CheckSession, turns: Sequence[ChatTurn], **more: Any) -> int:
@@ -96,11 +94,10 @@ async def probe_variants(session: CheckSession, *, table: str) -> str | ProbeWar
             key = row["without"]
             few = known[key] = known.get(key) or await count_tokens(session, json.loads(key))
             expect_growth(session, "prompt", title, few, many, row["growth"])
+        except RequestRejected as problem:
+            rejected.append(f"{title} ({problem})")
         except ProbeFailed as problem:
-            if problem.is_rejection:
-                rejected.append(f"{title} ({problem})")
-            else:
-                session.failures.add("prompt", f"{title}: {problem}", stream=stream)
+            session.failures.add("prompt", f"{title}: {problem}", stream=stream)
     return ProbeWarning(f"refused: {'; '.join(rejected)}") if rejected else f"{len(rows)} kinds accepted"
 
 
@@ -127,7 +124,7 @@ def result_turns(answer: ChatAnswer, result: Any, *, named: bool = True) -> Hist
 
 def _draw_turn(session: CheckSession) -> ToolTurn:
     """A call of a random tool, with random arguments and a random result."""
-    tool = session.rng.choice(INFORMING_TOOLS)
+    tool = session.rng.choice(tool_questions.INFORMING_TOOLS)
     given = draw_values(session.rng, tool.arguments)
     return ToolTurn(tool=tool, given=given, result=draw_values(session.rng, tool.result))
 
@@ -135,8 +132,8 @@ def _draw_turn(session: CheckSession) -> ToolTurn:
 def _build_history(turns: Sequence[ToolTurn]) -> History:
     """A question for each call, one turn with all calls, and the results."""
     question = " ".join(turn.tool.prompts[0].format(**turn.given) for turn in turns)
-    calls = [tool_call(turn.tool.name, turn.given, number) for number, turn in enumerate(turns)]
-    results = [dict(result_message(call, turn.result)) for call, turn in zip(calls, turns, strict=True)]
+    calls = [tool_questions.tool_call(turn.tool.name, turn.given, number) for number, turn in enumerate(turns)]
+    results = [dict(tool_questions.result_message(call, turn.result)) for call, turn in zip(calls, turns, strict=True)]
     return [user_turn(question), {**calls_message(*calls), "content": None}, *results]
 
 
@@ -150,9 +147,8 @@ async def probe_long_result(session: CheckSession) -> str:
     The same words in the user's turn show how many tokens they are. If results have fewer, each place is tried alone.
     """
     turns = [_draw_turn(session), _draw_turn(session)]
-    most = LONG_WORDS if session.options.trials >= MANY_TRIALS else LONG_WORDS // 5
     room = max((session.context_limit or UNKNOWN_LIMIT) - OTHER_TOKENS, 0)
-    size = min(most, room // (18 if session.is_roomy else 60))
+    size = min(LONG_WORDS[session.options.effort], room // (18 if session.is_roomy else 60))
     texts = [" ".join(vocabulary.draw_word(session.rng) for _ in range(words)) for words in (size, size // 2)]
     tools = {turn.tool.name: turn.tool for turn in turns}.values()
     plain = _build_history(turns)
@@ -203,7 +199,7 @@ async def probe_result_parts(session: CheckSession) -> str:
 
 async def probe_results_by_id(session: CheckSession) -> Score | ProbeWarning:
     """Two results belong to the calls that their ids name, also if the second call was done first."""
-    tool = next(tool for tool in TOOLS if tool.name == "get_time")
+    tool = next(tool for tool in tool_questions.TOOLS if tool.name == "get_time")
 
     def draw_two() -> list[ToolTurn]:
         cities = session.rng.sample(["Oslo", "Lima", "Cairo", "Paris", "Quito", "Delhi"], 2)
@@ -237,21 +233,9 @@ async def probe_results_by_id(session: CheckSession) -> Score | ProbeWarning:
 
 async def probe_malformed_history(session: CheckSession) -> str:
     """Cut arguments, a result without its call, a call without a name: each gets some answer."""
-    ask, identity = user_turn("What is the weather in Oslo?"), "functions.get_weather:0"
-    result: dict[str, object] = {"role": "tool", "tool_call_id": identity, "content": "{}"}
-
-    def call_turn(**function: str) -> dict[str, object]:
-        call = {"id": identity, "type": "function", "function": function}
-        return {"role": "assistant", "content": "", "tool_calls": [call]}
-
-    histories = {
-        "arguments cut in half": [ask, call_turn(name="get_weather", arguments='{"city": "Os'), result],
-        "a result without a call": [ask, {**result, "tool_call_id": "functions.never:7"}],
-        "a call without a name": [ask, call_turn(arguments="{}"), result],
-    }
     statuses = []
-    for title, history in histories.items():
-        question = session.draw("tool_call")
+    for row in catalogue.load_table("check_requests")["malformed"]:
+        title, history, question = row["title"], json.loads(row["turns"]), session.draw("tool_call")
         request = session.chat_request([*history, *question.messages], tools=list(question.tools), max_tokens=16)
         exchange = await session.post(session.chat_url, request)
         if exchange.error:

@@ -28,8 +28,7 @@ async def probe_pictures(session: CheckSession) -> Score:
     if session.options.vision == "no":
         raise ProbeSkipped("this model is not expected to see")
     turn = _picture_turn(_fill(128, 128, COLOURS["red"]), "Hello!")
-    request = session.chat_request([turn], max_tokens=16)
-    exchange = await session.post(session.chat_url, request)
+    exchange = await session.post(session.chat_url, session.chat_request([turn], max_tokens=16))
     if exchange.error:
         raise ProbeFailed(f"a picture: {exchange.error}")
     if session.options.vision == "yes":
@@ -88,8 +87,7 @@ def _picture_turn(picture: Picture, question: str) -> dict[str, object]:
     png = b"\x89PNG\r\n\x1a\n"
     for kind, data in ((b"IHDR", header), (b"IDAT", zlib.compress(raw)), (b"IEND", b"")):
         png += struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-    url = "data:image/png;base64," + base64.b64encode(png).decode()
-    image = {"type": "image_url", "image_url": {"url": url}}
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + base64.b64encode(png).decode()}}
     return user_turn([image, {"type": "text", "text": question}])
 
 
