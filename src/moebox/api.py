@@ -258,7 +258,7 @@ def compare(
 
     effort, run = effort or CompareEffort(), run or Run.create("compare")
     listener = SideListener(effort)
-    sides = compare_targets(a, b, run, effort, listener=listener)
+    sides = compare_targets(a, b, run, effort, listener)
     found = compare_sides(*sides, listener.judged)
     run.write_json("compare.json", {"comparison": found, "sides": sides, "seed": effort.seed, **target_names(a, b)})
     return found

@@ -99,7 +99,7 @@ def test_a_hang_is_tried_again_without_peer_access(tmp_path: Path) -> None:
         'echo "{\\"step\\": \\"joined\\"}"; exec sleep 600\n'
     )
     python.chmod(0o755)
-    checks = list(reduce_checks(TWO, str(python), deadline_s=0.5))
+    checks = list(reduce_checks(TWO, str(python), on_step=print, deadline_s=0.5))
     assert [check.verdict for check in checks] == ["fail"]
     assert checks[0].fix.startswith("With NCCL_P2P_DISABLE=1 it works")
 
@@ -167,4 +167,4 @@ def test_the_disk_of_a_folder_is_timed_or_the_reason_named(tmp_path: Path) -> No
 def test_gloo_sums_over_processes_on_a_cpu() -> None:
     """Real collectives: the engine's torch, processes on this machine, values checked."""
     box = dataclasses.replace(Box(name="cpu"), cpu=dataclasses.replace(Box(name="cpu").cpu, cores=os.cpu_count() or 2))
-    assert all(check.verdict == "pass" for check in reduce_checks(box, find_torch_python()))
+    assert all(check.verdict == "pass" for check in reduce_checks(box, find_torch_python(), on_step=print))

@@ -13,7 +13,7 @@ from moebox.core.endpoint import Endpoint
 from moebox.core.engine_event import AttemptStarted
 from moebox.core.quirks import first_unexpected_failure
 from moebox.core.recipe import Climb, Recipe
-from moebox.flows.compare import CompareEffort, compare_sides, measure_sides
+from moebox.flows.compare import CompareEffort, SideListener, compare_sides, measure_sides
 from moebox.flows.trials import climb
 from moebox.flows.walk import ClimbEffort
 from moebox.serve.session import engine_session
@@ -55,9 +55,9 @@ def test_lookup_drafts_do_not_change_answers(rehearsal: Recipe, endpoint: Endpoi
         flags={**rehearsal.flags, "speculative-config": '{"method":"ngram","num_speculative_tokens":4}'},
     )
     effort = CompareEffort(concurrency=(1,), rounds=2)
-    (plain,) = measure_sides({"plain": endpoint}, effort)
+    (plain,) = measure_sides({"plain": endpoint}, effort, SideListener(effort))
     with engine_session(deploy(drafting), run, patience_s=600) as session:
-        (ahead,) = measure_sides({"ahead": session.endpoint}, effort)
+        (ahead,) = measure_sides({"ahead": session.endpoint}, effort, SideListener(effort))
     found = compare_sides(plain, ahead)
 
     assert found.as_good, found.verdict

@@ -3,7 +3,6 @@
 import dataclasses
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,8 +15,9 @@ from moebox.core.verdict import Gain
 from moebox.detect import load_box
 from moebox.flows import bisect
 from moebox.flows.bisect import Bisection, issue_text, list_candidates
-from moebox.flows.upgrade import Judges, parse_judges
+from moebox.flows.upgrade import Judges, UpgradeEffort, parse_judges
 from moebox.serve import installs
+from moebox.store import Run
 from tests.embedded import phantom_recipe
 from tests.engines.test_toy import Install, installed  # noqa: F401  (a fixture)
 from tests.versions import needs_cmake, needs_pip, write_tree, write_wheel
@@ -75,8 +75,10 @@ def test_only_the_load_at_which_the_bad_end_is_slower_is_measured(
     """The bad end is measured at every load; what comes after it at the one that showed the loss."""
     loads, efforts = {"decode at 1": (1, "decode"), "decode at 4": (4, "decode"), "prefill": (1, "prefill")}, []
 
-    def judge(good: Recipe, new: Recipe, names: tuple[str, str], *given: object, **more: Any) -> UpgradeResult:
-        efforts.append((more["effort"].compare.concurrency, more["effort"].prompts))
+    def judge(
+        good: Recipe, new: Recipe, names: tuple[str, str], run: Run, effort: UpgradeEffort, *given: object
+    ) -> UpgradeResult:
+        efforts.append((effort.compare.concurrency, effort.prompts))
         is_bad = int(new.engine_version) >= 7
         gains = tuple(
             GainAtConcurrency(
@@ -94,10 +96,9 @@ def test_only_the_load_at_which_the_bad_end_is_slower_is_measured(
 
     monkeypatch.setattr(bisect, "try_upgrade", judge)
     monkeypatch.setattr(bisect, "with_engine", install)
-    ends = ("llama.cpp==1", "llama.cpp==9")
-    between = [f"llama.cpp=={number}" for number in range(2, 9)]
-    words = {"between": between, "box": load_box("8x-h200"), "notify": lambda text: None}
-    found = bisect.bisect_versions("ph", phantom_recipe(name="ph"), ends, parse_judges("speed"), **words)
+    versions, box = [f"llama.cpp=={number}" for number in range(1, 10)], load_box("8x-h200")
+    judges = parse_judges("speed")
+    found = bisect.bisect_versions("ph", phantom_recipe(name="ph"), versions, judges, tree="", box=box, notify=print)
     assert found.first_bad == "llama.cpp==7"
     assert efforts[0] == ((1, 4), True)
     assert set(efforts[1:]) == {asked}

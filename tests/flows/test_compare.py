@@ -13,7 +13,7 @@ from moebox.cli import main
 from moebox.core.endpoint import Endpoint
 from moebox.flows import compare, pace
 from moebox.flows.answers import AnswerChange, ServerAnswer, sign_test
-from moebox.flows.compare import CompareEffort, MeasuredSide, compare_sides, measure_sides
+from moebox.flows.compare import CompareEffort, MeasuredSide, SideListener, compare_sides, measure_sides
 from moebox.flows.jobs import compare_results, find_lost_work
 from moebox.flows.pace import SpeedRounds, paired_gain, student_t, welch_gain
 from moebox.store import Run
@@ -187,7 +187,8 @@ def test_a_comparison_states_what_it_could_not_have_seen():
 def test_both_sides_are_asked_in_turn_and_never_the_same_prompt_twice_for_speed(oracle: str):
     """A B, B A: seen at the server, which is one and the same here."""
     endpoint = Endpoint(base_url=f"{oracle}/correct/v1", model=MODEL)
-    a, b = measure_sides({"A": endpoint, "B": endpoint}, CompareEffort(concurrency=(1,), questions=4, rounds=3))
+    effort = CompareEffort(concurrency=(1,), questions=4, rounds=3)
+    a, b = measure_sides({"A": endpoint, "B": endpoint}, effort, SideListener(effort))
 
     assert [one.question for one in a.answers_given] == [one.question for one in b.answers_given]
     assert len(a.paces[0].tok_s) == len(b.paces[0].tok_s) == 3
@@ -288,5 +289,5 @@ def test_a_difference_in_speed_is_seen_twice(
     monkeypatch.setattr(compare, "collect_answers", lambda *given, **more: [[], []])
     endpoint = Endpoint(base_url="http://127.0.0.1:9/v1", model="m")
     effort = CompareEffort(concurrency=(1,), questions=0, rounds=6, most_rounds=24)
-    measure_sides({"A": endpoint, "B": endpoint}, effort)
+    measure_sides({"A": endpoint, "B": endpoint}, effort, SideListener(effort))
     assert len(seen) == looks

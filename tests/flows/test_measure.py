@@ -7,7 +7,7 @@ import pytest
 
 from moebox.core.endpoint import endpoint_from_url
 from moebox.core.event import LoadRepeated
-from moebox.flows.measure import measure_loads
+from moebox.flows.measure import SHORT, measure_loads
 from moebox.store import Run
 from tests.bench.server import HEAD, Peer, chunk, event, serving
 
@@ -49,9 +49,8 @@ def test_compilation_at_first_use_is_over_before_a_load_is_measured() -> None:
     """Each load is warmed up at its own batch size: no measured request waits for the server to compile."""
     server = FirstUse()
     with serving(server.answer) as live:
-        rows = measure_loads(
-            endpoint_from_url(live.url, "m"), Run.create("warm"), loads=(2,), short=True, notify=lambda text: None
-        )
+        target, run = endpoint_from_url(live.url, "m"), Run.create("warm")
+        rows = measure_loads(target, run, SHORT, loads=(2,), notify=print, is_dead=lambda: False)
     measured = rows[0].num_prompts
     assert server.compiled_at
     assert max(server.compiled_at) <= server.served - measured
@@ -90,7 +89,8 @@ def test_a_sweep_that_is_not_monotone_is_measured_again_and_marked(monkeypatch: 
     monkeypatch.setenv("MOEBOX_REPEATS", "1")
     run, lines = Run.create("crowded"), list[str]()
     with serving(Crowded().answer) as live:
-        rows = measure_loads(endpoint_from_url(live.url, "m"), run, loads=(1, 2), short=True, notify=lines.append)
+        target = endpoint_from_url(live.url, "m")
+        rows = measure_loads(target, run, SHORT, loads=(1, 2), notify=lines.append, is_dead=lambda: False)
     assert [row.max_concurrency for row in rows] == [1, 2]
     assert any("not steady: slower than with fewer streams" in flag for flag in rows[1].flags)
     repeats = [each for each in run.read_events() if isinstance(each, LoadRepeated) and each.concurrency == 2]

@@ -45,7 +45,7 @@ def start(recipe: Recipe) -> Recipe:  # noqa: F811
 def test_the_winner_is_the_optimum_that_answers_correctly(start: Recipe):
     """The cache type would be twice as fast: with it every finalist fails, and without it the true optimum wins."""
     run = Run.create("tune")
-    result = tune(start, run, options=OPTIONS, effort=LIGHT)
+    result = tune(start, run, OPTIONS, LIGHT, lambda *_: None, None)
     found = result.state
 
     best = codec.read_toml(Recipe, run.path / "best.toml")
@@ -69,7 +69,7 @@ def test_a_budget_that_is_too_short_is_kept(start: Recipe):
     """It ends in the middle of the first trial, and reports it."""
     began = time.monotonic()
     with pytest.raises(AnswerIsNo, match=r"budget of .* ended before the recipe was measured"):
-        tune(start, Run.create("tune"), options=dataclasses.replace(OPTIONS, budget_s=0.05), effort=LIGHT)
+        tune(start, Run.create("tune"), dataclasses.replace(OPTIONS, budget_s=0.05), LIGHT, lambda *_: None, None)
     assert time.monotonic() - began < 60  # a whole trial has minutes of patience
     assert state.orphan_processes() == {}
 

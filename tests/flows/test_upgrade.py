@@ -131,7 +131,7 @@ def test_a_worse_version_is_refused_with_its_reason(
         quality=None,
     )
     run = Run.create("upgrade")
-    found = try_upgrade(old, new, names, run, judges=judges, effort=QUICK)
+    found = try_upgrade(old, new, names, run, dataclasses.replace(QUICK, judges=judges), None, print)
     assert found.outcome in outcomes, found
     assert reason in "; ".join(found.reasons)
     page = (run.path / "upgrade.md").read_text()
@@ -153,7 +153,7 @@ def test_a_version_whose_port_the_other_one_got_is_not_judged(recipe: Path, tmp_
                 time.sleep(0.02)
 
     judges = Judges(checks=("alive",), answers=False, soak=False, quality=None)
-    found = try_upgrade(old, new, names, run, judges=judges, effort=QUICK, notify=kill_old)
+    found = try_upgrade(old, new, names, run, dataclasses.replace(QUICK, judges=judges), None, kill_old)
     assert found.outcome == "undecided", found
     assert "the old version failed" in found.reasons[0]
 
@@ -480,7 +480,7 @@ def test_one_engine_at_a_time_is_measured_until_its_speed_is_known(
     monkeypatch.setattr(compare, "measure_speed", measure)
     old = codec.read_toml(Recipe, recipe)
     effort = dataclasses.replace(QUICK.compare, concurrency=(1,), questions=0, rounds=4, most_rounds=12, prompt_words=0)
-    a, b = compare.compare_targets(old, old, Run.create("compare"), effort)
+    a, b = compare.compare_targets(old, old, Run.create("compare"), effort, compare.SideListener(effort))
     assert asked == [(2, 6), (12, 0), (6, 0)]
     assert len(a.paces[0].tok_s) == len(b.paces[0].tok_s) == 12
 
@@ -504,7 +504,8 @@ def test_a_difference_that_other_starts_do_not_have_is_none(
     new, names = upgrade_recipe(old, ["llama.cpp@b2"], tree=str(tmp_path / "tree"), notify=lambda text: None)
     effort = dataclasses.replace(QUICK, compare=dataclasses.replace(QUICK.compare, rounds=3, most_rounds=6))
     judges = Judges(checks=("alive",), answers=False, soak=False, quality=None)
-    found = try_upgrade(old, new, names, Run.create("upgrade"), judges=judges, effort=effort)
+    effort = dataclasses.replace(effort, judges=judges)
+    found = try_upgrade(old, new, names, Run.create("upgrade"), effort, None, print)
     assert found.outcome == "no difference", found
     assert len(starts) == 2
 
@@ -525,7 +526,8 @@ def test_an_old_version_that_does_not_start_again_is_not_the_new_ones_fault(
     new, names = upgrade_recipe(old, ["llama.cpp@b3"], tree=str(tmp_path / "tree"), notify=lambda text: None)
     effort = dataclasses.replace(QUICK, compare=dataclasses.replace(QUICK.compare, most_rounds=6))
     judges = Judges(checks=("alive",), answers=False, soak=False, quality=None)
-    found = try_upgrade(old, new, names, Run.create("upgrade"), judges=judges, effort=effort)
+    effort = dataclasses.replace(effort, judges=judges)
+    found = try_upgrade(old, new, names, Run.create("upgrade"), effort, None, print)
     assert (found.outcome, found.reasons[0][:22]) == ("undecided", "the old version failed")
 
 

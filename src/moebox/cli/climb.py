@@ -170,7 +170,7 @@ def tune(
     notify = (lambda kind, news: None) if json else print_news
     box = calibrations.with_calibrations(detect_machine(measure=False))
     with interrupt_message(f"resume with: moebox tune --resume {run.id}"):
-        result = search(start, run, options=options, effort=effort, notify=notify, box=box)
+        result = search(start, run, options, effort, notify, box)
     assert result.best is not None  # AnswerIsNo was raised otherwise
     document = {**codec.to_plain(result.state), "recipe": codec.to_plain(result.best.recipe), "run": str(run.path)}
     lines = [*result.state.findings, f"best recipe: {run.path / BEST_FILE}", f"picture: {run.path / 'pareto.svg'}"]

@@ -161,9 +161,8 @@ def bisect(
     judges, old = parse_judges(by), recipes.load_recipe(recipe)
     names = flags.split_names(between)
     with interrupt_message("the same command goes on with this bisection"):
-        found = bisect_versions(
-            recipe, old, (good, bad), judges, between=names, tree=source, box=detect.load_box(), notify=print_note
-        )
+        versions, box = (good, *names, bad), detect.load_box()
+        found = bisect_versions(recipe, old, versions, judges, tree=source, box=box, notify=print_note)
     issue = issue_text(found)
     return print_result(json, {**codec.to_plain(found), "issue": issue}, lambda: print_lines([issue]))
 
@@ -196,12 +195,13 @@ def _try(named: str, to: str, by: str, source: str, *, switch_to_it: bool, json:
     new, names = upgrade_recipe(old, flags.split_names(to), tree=source, notify=notify)
     require_engine(deploy(new))
     run = begin_run()
-    effort = UpgradeEffort(compare=CompareEffort(rounds=6, most_rounds=24, seed=random.randrange(10**6)))
+    compare = CompareEffort(rounds=6, most_rounds=24, seed=random.randrange(10**6))
+    effort = UpgradeEffort(judges=judges, compare=compare)
     with (
         interrupt_message(f"the old endpoint is what runs; results so far are in {run.path}"),
         switch.paused_endpoint(named, old, new, run) as journal,
     ):
-        result = try_upgrade(old, new, names, run, judges=judges, effort=effort, box=box, notify=notify)
+        result = try_upgrade(old, new, names, run, effort, box, notify)
         good = result.outcome in ("keep", "no difference")
         applied = switch_to_it and good
         if applied:

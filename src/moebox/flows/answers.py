@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from moebox import codec
 from moebox.core.endpoint import Endpoint
 from moebox.core.verdict import Score, wilson_score
 from moebox.errors import ExternalError
@@ -66,6 +67,10 @@ class AnswerChange:
         """B lost significantly many by the sign test, or a clear share of few questions."""
         clearly = self.lost - self.gained >= max(2, self.of * CLEAR_SHARE)
         return clearly or sign_test(self.lost, self.gained) <= SIGNIFICANCE
+
+    @property
+    def text(self) -> str:
+        return f"{self.what}: lost {self.lost} of {self.of}{f' and gained {self.gained}' if self.gained else ''}"
 
     @property
     def least_visible_loss(self) -> float:
@@ -146,7 +151,7 @@ async def _ask_question(session: CheckSession, task: Question) -> ServerAnswer:
 
 
 def compare_answers(a: Sequence[ServerAnswer], b: Sequence[ServerAnswer]) -> AnswerComparison:
-    pairs, divergences = list(zip(a, b, strict=True)), []
+    pairs, partings = list(zip(a, b, strict=True)), []
     for left, other in pairs:
         if left.text == other.text:
             continue
@@ -154,15 +159,9 @@ def compare_answers(a: Sequence[ServerAnswer], b: Sequence[ServerAnswer]) -> Ans
         parts = (left.pieces, other.pieces) if by_token else (left.text.split(), other.text.split())
         spot = common_length(left.text, other.text)
         shown = slice(max(0, spot - 20), spot + 40)
-        divergence = Divergence(
-            family=left.family,
-            question=left.question,
-            at=common_length(*parts),
-            unit="token" if by_token else "word",
-            a=left.text[shown],
-            b=other.text[shown],
-        )
-        divergences.append(divergence)
+        asked, unit = codec.shared_fields(left, Divergence), "token" if by_token else "word"
+        shown_a, shown_b = left.text[shown], other.text[shown]
+        partings.append(Divergence(**asked, at=common_length(*parts), unit=unit, a=shown_a, b=shown_b))
     right = [(left.right, other.right) for left, other in pairs]
     json = [(left.valid, other.valid) for left, other in pairs if left.family.startswith("json")]
     tools = [(left.valid, other.valid) for left, other in pairs if left.family.startswith("tool")]
@@ -173,10 +172,8 @@ def compare_answers(a: Sequence[ServerAnswer], b: Sequence[ServerAnswer]) -> Ans
         changes.append(AnswerChange(what=what, of=len(good), lost=lost, gained=gained))
         scores[f"{kind}_a"] = wilson_score(sum(on_a for on_a, _ in good), len(good))
         scores[f"{kind}_b"] = wilson_score(sum(on_b for _, on_b in good), len(good))
-    same = len(pairs) - len(divergences)
-    return AnswerComparison(
-        asked=len(pairs), same=same, changes=tuple(changes), divergences=tuple(divergences), **scores
-    )
+    same = len(pairs) - len(partings)
+    return AnswerComparison(asked=len(pairs), same=same, changes=tuple(changes), divergences=tuple(partings), **scores)
 
 
 def sign_test(lost: int, gained: int) -> float:

@@ -6,13 +6,12 @@ unlucky measurement does not point at the wrong version. The same command goes o
 """
 
 import contextlib
-import dataclasses
 import random
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from moebox import codec, files
@@ -27,6 +26,7 @@ from moebox.flows.switch import paused_endpoint
 from moebox.flows.upgrade import Judges, UpgradeEffort, try_upgrade, with_engine
 from moebox.serve import installs
 from moebox.serve.install import pip_environment
+from moebox.serve.watch import Notify
 from moebox.store import Run, runs_dir
 
 VersionMark = Literal["good", "bad", "skip"]
@@ -81,17 +81,10 @@ class Bisection:
 
 
 def bisect_versions(
-    named: str,
-    recipe: Recipe,
-    ends: tuple[str, str],
-    judges: Judges,
-    *,
-    between: Sequence[str] = (),
-    tree: str = "",
-    box: Box,
-    notify: Callable[[str], None],
+    named: str, recipe: Recipe, versions: Sequence[str], judges: Judges, *, tree: str, box: Box, notify: Notify
 ) -> Bisection:
-    """Find the first bad version. Raise AnswerIsNo if the good end is bad or the bad end is good."""
+    """Find the first bad version between two, or of a list. Raise AnswerIsNo if the good end is bad or the bad good."""
+    ends, between = (versions[0], versions[-1]), versions[1:-1]
     sources = list(map(parse_source, ends))
     builds = [each.source for each in installs.list_installs() if each.engine == sources[0].engine and each.source]
     tree = tree or (builds[-1] if builds else "")
@@ -103,7 +96,7 @@ def bisect_versions(
     run, state = _open_journal(state)
     notify(f"run: {run.path}; {len(candidates)} versions")
     before = {each.name for each in installs.list_installs()}
-    effort = UpgradeEffort()
+    effort = UpgradeEffort(judges=judges)
 
     def install(version: str) -> Recipe:
         return with_engine(recipe, parse_source(version), tree=tree, notify=lambda text: None)
@@ -119,14 +112,14 @@ def bisect_versions(
                 raise
             return "skip", problem.message
         folder = run.make_folder(f"{run.id}-{sum(map(len, state.marks.values())):02d}")
-        compare = dataclasses.replace(effort.compare, seed=random.randrange(10**6))
-        effort = dataclasses.replace(effort, compare=compare)
-        result = try_upgrade(good, new, ("good", version), folder, judges=judges, effort=effort, box=box)
+        compare = replace(effort.compare, seed=random.randrange(10**6))
+        effort = replace(effort, compare=compare)
+        result = try_upgrade(good, new, ("good", version), folder, effort, box, lambda text: None)
         slowest = min(result.gains, key=lambda row: row.gain.share if row.gain else 0.0, default=None)
         if is_end and slowest:
             loads = (slowest.concurrency,) * (slowest.what != "prefill")
-            compare = dataclasses.replace(compare, concurrency=loads)
-            effort = dataclasses.replace(effort, compare=compare, prompts=not loads)
+            compare = replace(compare, concurrency=loads)
+            effort = replace(effort, compare=compare, prompts=not loads)
         if result.outcome in ("keep", "no difference"):
             return "good", ""
         is_bad = result.outcome == "roll back" and ("B" in result.sides or is_end)
@@ -138,7 +131,7 @@ def bisect_versions(
             mark, reason = judge(version)
             marks = {**state.marks, version: (*state.marks.get(version, ()), mark)}
             reasons = {**state.reasons, **({version: reason} if reason else {})}
-            state = dataclasses.replace(state, marks=marks, reasons=reasons)
+            state = replace(state, marks=marks, reasons=reasons)
             run.write_json(JOURNAL, state)
             notify(f"{version}: {mark}{f' ({reason})' if reason else ''}")
             if version not in (candidates[0], candidates[-1]) and version not in before:
@@ -157,7 +150,7 @@ def bisect_versions(
     if sources[0].kind == "build":
         commits = "..".join(parse_source(candidates[place]).version for place in (low, high))
         changes = tuple(_run_git(tree, "log", "--oneline", "--no-decorate", commits).splitlines()) or changes
-    state = dataclasses.replace(state, first_bad=candidates[high], suspects=suspects, changes=changes)
+    state = replace(state, first_bad=candidates[high], suspects=suspects, changes=changes)
     run.write_json(JOURNAL, state)
     run.write_file("issue.md", issue_text(state))
     return state
@@ -184,9 +177,8 @@ def list_candidates(good: EngineSource, bad: EngineSource, between: Sequence[str
             text = f"the package index lists no release of {package}"
             raise ExternalError(text, hint="--between lists versions, oldest first")
         low, high, versions = version_key(good.version), version_key(bad.version), match[1].split(", ")
-        inner = [
-            f"{good.engine}=={each}" for each in sorted(versions, key=version_key) if low < version_key(each) < high
-        ]
+        versions = [each for each in sorted(versions, key=version_key) if low < version_key(each) < high]
+        inner = [f"{good.engine}=={each}" for each in versions]
     return [str(good), *inner, str(bad)]
 
 
@@ -206,7 +198,7 @@ def _open_journal(state: Bisection) -> tuple[Run, Bisection]:
             if same and not known.first_bad:
                 return Run.resume(str(folder)), known
     run = Run.create(f"bisect-{state.recipe}")
-    state = dataclasses.replace(state, run=str(run.path))
+    state = replace(state, run=str(run.path))
     run.write_json(JOURNAL, state)
     return run, state
 

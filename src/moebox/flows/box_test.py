@@ -1,7 +1,7 @@
 """Test a box instead of reading its settings: collectives, copies, load, errors, memory, disk (`doctor box --test`)."""
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from moebox.doctor.ranks import PROGRAM, find_torch_python, run_ranks
 from moebox.hub.client import hub_cache
 from moebox.planner.speed.constants import find_efficiency
 from moebox.planner.speed.links import make_fabric
+from moebox.serve.watch import Notify
 from moebox.units import format_gb, format_seconds
 
 LOAD_S = 10.0
@@ -24,7 +25,7 @@ COPY_DEADLINE_S = 120.0
 CHECKPOINT = 595 * 10**9  # bytes of a native Kimi K2 checkpoint, as in doctor/box.py
 
 
-def run_box_tests(box: Box, *, on_step: Callable[[str], None] = lambda text: None) -> Iterator[HostCheck]:
+def run_box_tests(box: Box, *, on_step: Notify) -> Iterator[HostCheck]:
     """Run every test that this machine allows; each ends at its deadline, and no process is left behind."""
     on_step("errors since boot")
     if box.gpus:
@@ -65,9 +66,7 @@ def run_box_tests(box: Box, *, on_step: Callable[[str], None] = lambda text: Non
         yield HostCheck(name="disk speed", verdict="unknown", found=where)
 
 
-def reduce_checks(
-    box: Box, python: str, *, on_step: Callable[[str], None] = lambda text: None, deadline_s: float = 0.0
-) -> Iterator[HostCheck]:
+def reduce_checks(box: Box, python: str, *, on_step: Notify, deadline_s: float = 0.0) -> Iterator[HostCheck]:
     """All-reduce over 2, 4, … and all GPUs, or over processes on the CPU; a failure is tried again without P2P."""
     backend, most = ("nccl", len(box.gpus)) if box.gpus else ("gloo", min(max(box.cpu.cores, 2), 4))
     deadline_s = deadline_s or measured.expectation("hang").deadline_s

@@ -107,9 +107,8 @@ class Calibrator:
         if rehearse.reads_gguf(subject.recipe) and ggml_type(quant) is None:
             self.notes.append(f"experts were {FALLBACK}: {quant} is a mix that cannot be generated")
         if rehearse.reads_gguf(subject.recipe) and not model.mla and model.moe and model.moe.shared:
-            self.notes.append(
-                "shared experts were left out: the generated GGUF has none beside grouped-query attention"
-            )
+            text = "shared experts were left out: the generated GGUF has none beside grouped-query attention"
+            self.notes.append(text)
         self.version = subject.recipe.engine_version
         self.longest = 0
         self.disturbed: list[str] = []
@@ -158,13 +157,8 @@ class Calibrator:
             with engine_session(launched, self.run, patience_s=patience_s, deadline=end, rehearsal=True) as session:
                 self.startup_s = session.startup_s
                 self.version = self.version or preflight.engine_version(launched.engine, session.prepared.argv)
-                work = BootMeasurement(
-                    planned=depth,
-                    known=self.done[0] if self.done else known,
-                    chunk=rehearse.prefill_chunk(small),
-                    longest=self.longest,
-                    ggml=rehearse.reads_gguf(small),
-                )
+                known, chunk = self.done[0] if self.done else known, rehearse.prefill_chunk(small)
+                work = BootMeasurement(planned=depth, known=known, chunk=chunk, longest=self.longest)
                 now, others_s = time.monotonic(), after * 1.3 * self.startup_s  # the others get as much time for timing
                 deadline = now + max((end - now - others_s) / (after + 1), 0.0)
                 known_processes = calibrate_boot.gpu_processes(small, box)  # the engine, and those in notes
@@ -316,13 +310,10 @@ def merge_with_stored(found: Calibration) -> Calibration:
         return found
     if bool(earlier.disturbed) != bool(found.disturbed):
         return found if earlier.disturbed else earlier
-    return replace(
-        found,
-        boots=merge_by_key(earlier.boots, found.boots, DEPTH, merge_boots),
-        disturbed=tuple(dict.fromkeys((*earlier.disturbed, *found.disturbed))),
-        doubt=max(earlier.doubt, found.doubt),
-        expected=merge_by_key(earlier.expected, found.expected, POINT, lambda before, after: after),
-    )
+    boots = merge_by_key(earlier.boots, found.boots, DEPTH, merge_boots)
+    expected = merge_by_key(earlier.expected, found.expected, POINT, lambda before, after: after)
+    disturbed = tuple(dict.fromkeys((*earlier.disturbed, *found.disturbed)))
+    return replace(found, boots=boots, expected=expected, disturbed=disturbed, doubt=max(earlier.doubt, found.doubt))
 
 
 def merge_by_key(

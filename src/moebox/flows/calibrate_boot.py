@@ -18,6 +18,7 @@ from moebox.errors import AnswerIsNo, ExternalError
 from moebox.flows import calibrate_timing as timing
 from moebox.flows.calibrate_timing import StepLook, TimedEngine
 from moebox.flows.recipes import PHANTOM
+from moebox.flows.rehearse import reads_gguf
 from moebox.phantom import ENDLESS_TEXT
 from moebox.serve.faults import describe_exit
 from moebox.serve.order import recipe_gpus
@@ -92,7 +93,6 @@ def order_outer_first(sizes: list[int]) -> list[int]:
 class BootMeasurement:
     planned: Boot  # its depth; once it is up, also its weights, cache and start
     chunk: int  # prompt tokens per step
-    ggml: bool = False  # see timing.TimedEngine
     known: Boot | None = None  # an earlier boot: only its points are timed
     longest: int = 0  # tokens of one request, prompt and reply
     pace_s: float = 0.0  # of a step, estimated in the warm-up
@@ -181,8 +181,9 @@ def time_boot(work: BootMeasurement, session: EngineSession, model: Model, *, de
     work.planned = replace(work.planned, weights_bytes=round(weights), cache_tokens=cache, startup_s=startup_s)
     longest = min(int(facts.context or 0) or session.recipe.context or model.context, model.context)
     work.longest = min(longest, work.longest or longest)
-    extra = ENDLESS_TEXT if work.ggml and session.recipe.model == PHANTOM else {}
-    target = TimedEngine(endpoint=session.endpoint, vocab=model.vocab, ggml=work.ggml, extra=extra, deadline=deadline)
+    ggml = reads_gguf(session.recipe)
+    extra = ENDLESS_TEXT if ggml and session.recipe.model == PHANTOM else {}
+    target = TimedEngine(endpoint=session.endpoint, vocab=model.vocab, ggml=ggml, extra=extra, deadline=deadline)
     points = timing_grid(session.recipe, chunk=work.chunk, longest=work.longest, cache_tokens=cache)
     if work.known:
         known = {TimingPoint(context=prompt.tokens) for prompt in work.known.prefill}
@@ -224,12 +225,12 @@ def warm_up(target: TimedEngine, points: list[TimingPoint]) -> float:
         if last and took * tokens / last > WARM_S:
             break
         began = time.monotonic()
-        streams = timing.run_together(target, [target.request_body(tokens, WARM)])
+        streams = timing.run_together(target, tokens, WARM)
         took, last = time.monotonic() - began, tokens
-        gaps = timing.shared_gaps([stream.times for stream in streams])
+        gaps = timing.shared_gaps([times for _, times in streams])
         pace = statistics.median(gaps) if gaps else pace
     widest = max(point.batch for point in points)
-    timing.run_together(target, [target.request_body(16, WARM, slot=slot) for slot in range(max(widest, 1))])
+    timing.run_together(target, 16, WARM, batch=max(widest, 1))
     return pace
 
 

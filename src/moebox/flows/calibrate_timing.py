@@ -8,14 +8,15 @@ import itertools
 import math
 import random
 import statistics
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from moebox.core.endpoint import Endpoint
 from moebox.errors import ExternalError
-from moebox.loose import Json
+from moebox.flows.pace import do_at_once
+from moebox.loose import Document, Json
 from moebox.serve.dummy import PROMPT_TOKENS
 from moebox.stream.events import StreamEvent
 from moebox.stream.exchange import StreamExchange
@@ -71,41 +72,33 @@ class TimedEngine:
 
     def request_body(self, prompt: int, output: int, *, slot: int = 0) -> Json:
         """A completion of exactly `output` tokens, in that slot if the engine has slots."""
-        return {
-            "model": self.endpoint.model,
-            "prompt": self.draw_prompt(prompt),
-            "max_tokens": output,
-            "temperature": 1.0 if self.ggml else 0.0,
-            "ignore_eos": True,
-            "stream_options": {"include_usage": True},
-            **({"id_slot": slot} if self.ggml else {}),
-            **self.extra,
-        }
+        body: Document = {"model": self.endpoint.model, "prompt": self.draw_prompt(prompt), "max_tokens": output}
+        body |= {"ignore_eos": True, "stream_options": {"include_usage": True}, **self.extra}
+        return {**body, "temperature": 1.0, "id_slot": slot} if self.ggml else {**body, "temperature": 0.0}
 
 
-@dataclass(slots=True)
-class TokenTimes:
-    """Arrival times of one request's tokens on the monotonic clock, or its error."""
-
-    times: list[float] = field(default_factory=list)
-    error: str = ""
-    sent: float = 0.0
-
-
-def record_stream(target: TimedEngine, body: Json, out: TokenTimes) -> None:
-    out.sent = time.monotonic()
+def record_stream(target: TimedEngine, body: Json) -> tuple[float, list[float]]:
+    """Send a request. Return when it was sent and when its tokens came, on the monotonic clock."""
+    sent, times = time.monotonic(), list[float]()
+    left_s = max(target.deadline - sent, 0.01)
+    idle_s = min(TIMEOUT_S, left_s)
     try:
-        left_s = max(target.deadline - out.sent, 0.01)
-        idle_s = min(TIMEOUT_S, left_s)
         with StreamExchange(target.endpoint, body, path="/completions", timeout_s=idle_s, total_s=left_s) as exchange:
             for at, event in exchange:
-                problem = event.error or cache_problem(event)
-                out.error = problem or out.error
+                if problem := event.error or cache_problem(event):
+                    raise ExternalError(problem)
                 ends_only = bool(event.finish) and not event.text  # an event that only has the finish reason
-                if not problem and event.data.get("choices") and not ends_only:
-                    out.times.append(out.sent + at)
+                if event.data.get("choices") and not ends_only:
+                    times.append(sent + at)
     except ExternalError as problem:
-        out.error = problem.message
+        raise ExternalError(f"a request failed while steps were timed: {problem.message}") from None
+    return sent, times
+
+
+def run_together(target: TimedEngine, prompt: int, output: int, *, batch: int = 1) -> list[tuple[float, list[float]]]:
+    """Stream replies of `output` tokens to `batch` new prompts at once. Raise ExternalError if any of them fails."""
+    bodies = [target.request_body(prompt, output, slot=slot) for slot in range(batch)]
+    return do_at_once(partial(record_stream, target), bodies, at_once=batch)
 
 
 def cache_problem(event: StreamEvent) -> str:
@@ -115,28 +108,15 @@ def cache_problem(event: StreamEvent) -> str:
     return f"{known:,} of {prompt:,} prompt tokens came from the server's prefix cache" if wrong else ""
 
 
-def run_together(target: TimedEngine, bodies: Sequence[Json]) -> list[TokenTimes]:
-    """Run all requests at once. Raise ExternalError if any of them fails."""
-    streams, threads = [TokenTimes() for _ in bodies], []
-    for body, stream in zip(bodies, streams, strict=True):
-        threads.append(threading.Thread(target=record_stream, args=(target, body, stream), daemon=True))
-        threads[-1].start()
-    for thread in threads:
-        thread.join()
-    if error := next(filter(None, (stream.error for stream in streams)), ""):
-        raise ExternalError(f"a request failed while steps were timed: {error}")
-    return streams
-
-
 def time_prefill(target: TimedEngine, tokens: int) -> StepLook:
     """Time a prompt alone, a few times, until the shortest two agree or time is up."""
     looks: list[float] = []
     tries = TRIES
     while len(looks) < tries + 2:
-        stream = run_together(target, [target.request_body(tokens, 1)])[0]
-        if not stream.times:
+        ((sent, times),) = run_together(target, tokens, 1)
+        if not times:
             raise ExternalError(f"a prompt of {tokens:,} tokens returned no token")
-        looks.append(stream.times[0] - stream.sent)
+        looks.append(times[0] - sent)
         tries = prompt_tries(min(looks))
         agreed = len(looks) >= tries and look_disagreement(looks) < QUIET
         if agreed or time.monotonic() + looks[-1] > target.deadline:
@@ -162,8 +142,7 @@ def time_decode(target: TimedEngine, batch: int, context: int, *, chunk: int, st
     prompt = max(context - steps // 2, 1)
     for more in LONGER:
         reply = ahead + steps * more
-        bodies = [target.request_body(prompt, min(reply, room or reply), slot=slot) for slot in range(batch)]
-        times = [stream.times for stream in run_together(target, bodies)]
+        times = [each for _, each in run_together(target, prompt, min(reply, room or reply), batch=batch)]
         gaps = shared_gaps(times)
         if len(gaps) >= min(LEAST_STEPS, steps) and any(gaps):
             return step_from_gaps(gaps)

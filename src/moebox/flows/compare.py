@@ -85,13 +85,7 @@ class SideListener:
 
 
 def compare_targets(
-    a: CompareTarget,
-    b: CompareTarget,
-    run: Run,
-    effort: CompareEffort,
-    *,
-    listener: SideListener = SideListener(),
-    together: bool = False,
+    a: CompareTarget, b: CompareTarget, run: Run, effort: CompareEffort, listener: SideListener, together: bool = False
 ) -> tuple[MeasuredSide, MeasuredSide]:
     """Measure both sides in turn. Start and stop the engine of a side that is a recipe.
 
@@ -153,10 +147,7 @@ def live_endpoint(target: CompareTarget, name: str, run: Run) -> Iterator[Endpoi
 
 
 def measure_sides(
-    sides: Mapping[str, Endpoint],
-    effort: CompareEffort,
-    listener: SideListener = SideListener(),
-    rounds: Sequence[int] = (),
+    sides: Mapping[str, Endpoint], effort: CompareEffort, listener: SideListener, rounds: Sequence[int] = ()
 ) -> list[MeasuredSide]:
     """Ask and measure two servers in turn, or one alone, with so many `rounds` of each load if they are given."""
     endpoints = [*sides.values()]
@@ -169,8 +160,7 @@ def measure_sides(
         listener.on_load(f"{what}, load {number + 1} of {len(loads)}")
         if len(endpoints) > 1:
             a, b = (SpeedMeter(each, concurrency=load, prompt_words=words) for each in endpoints)
-            with a, b:
-                paces.append(_measure_until_decided(a, b, effort, len(loads)))
+            paces.append(_measure_until_decided(a, b, effort, len(loads)))
         else:
             how = {"rounds": rounds[number] if rounds else effort.rounds, "most_rounds": effort.most_rounds}
             paces.append((measure_speed(endpoints[0], concurrency=load, prompt_words=words, **how),))
@@ -234,12 +224,8 @@ def compare_sides(a: MeasuredSide, b: MeasuredSide, quality: QualityVerdict | No
         )
         for left, right in zip(a.paces, b.paces, strict=True)
     )
-    worse = ""
-    if change := next((change for change in answers.changes if change.is_worse), None):
-        gained = f" and gained {change.gained}" if change.gained else ""
-        worse = f"{change.what}: lost {change.lost} of {change.of}{gained}"
-    if quality and quality.different:
-        worse = "; ".join(filter(None, (worse, f"quality: {quality.verdict}")))
+    losses = [change.text for change in answers.changes if change.is_worse][:1]
+    worse = "; ".join([*losses, f"quality: {quality.verdict}"] if quality and quality.different else losses)
     return Comparison(
         a=a.name,
         b=b.name,

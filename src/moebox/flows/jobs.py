@@ -1,10 +1,9 @@
 """Jobs of an agent: those of a pipeline, of a step of a climb, and the same seeded ones on two sides."""
 
-import dataclasses
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from moebox.core.endpoint import Endpoint
@@ -24,6 +23,7 @@ BUDGET_S = 1200.0  # of the jobs of a pipeline
 PARALLEL = 2
 EACH = 2  # jobs of a family
 SHORT_JOBS = 2  # errands, for the phantom
+JobNotify = Callable[[str, JobResult], None]  # takes the side and what came of a job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +57,7 @@ class TaskComparison:
 
 
 def compare_by_task(
-    a: CompareTarget,
-    b: CompareTarget,
-    names: Sequence[JobName],
-    run: Run,
-    options: TaskOptions,
-    notify: Callable[[str, JobResult], None],
+    a: CompareTarget, b: CompareTarget, names: Sequence[JobName], run: Run, options: TaskOptions, notify: JobNotify
 ) -> TaskComparison:
     """Run the same jobs on both sides, in the order A B B A."""
     done: dict[str, TaskRun] = {}
@@ -125,7 +120,7 @@ def _run_jobs(
     task_run = runner.prepare_task_run(endpoint, names, worker, options)
     if before is not None:
         wanted = tuple(dict.fromkeys((*before.wanted, *names)))
-        task_run = dataclasses.replace(before, url=task_run.url, wanted=wanted)
+        task_run = replace(before, url=task_run.url, wanted=wanted)
     runner.save_task_run(task_run, folder)
     return runner.run_jobs(task_run, worker, folder, options, listener)
 

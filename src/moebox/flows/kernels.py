@@ -23,13 +23,9 @@ _SAME = ("engine", "version", "arch", "model", "tp", "kv")
 
 def summarize_scan(scan: KernelScan) -> KernelFindings:
     """Summarize a scan: count the launches that fit, list those that do not."""
-    return KernelFindings(
-        **codec.shared_fields(scan, ScannedKernels),
-        by="compiling",
-        launches=len(scan.launches),
-        spills=sum(launch.verdict == "spills" for launch in scan.launches),
-        bad=scan.failing_launches,
-    )
+    shared, launches = codec.shared_fields(scan, ScannedKernels), len(scan.launches)
+    spills = sum(launch.verdict == "spills" for launch in scan.launches)
+    return KernelFindings(**shared, by="compiling", launches=launches, spills=spills, bad=scan.failing_launches)
 
 
 def lookup_findings(deployment: Deployment) -> KernelFindings | None:
@@ -46,15 +42,9 @@ def lookup_findings(deployment: Deployment) -> KernelFindings | None:
         judged = known_problems(engine=recipe.engine, version=version, arch=find_arch(name), model=model.name)
     except UnknownName:
         judged = ()
+    tp = recipe.parallel.tp
     findings = KernelFindings(
-        engine=recipe.engine,
-        version=version,
-        arch=name,
-        model=model.name,
-        tp=recipe.parallel.tp,
-        kv=kv,
-        by="table",
-        judged=judged,
+        engine=recipe.engine, version=version, arch=name, model=model.name, tp=tp, kv=kv, by="table", judged=judged
     )
     scan = None if model.mla.indexer else known_scan(engine=recipe.engine, version=version, sm=gpu.sm, kv=kv)
     if scan is None:
@@ -64,17 +54,12 @@ def lookup_findings(deployment: Deployment) -> KernelFindings | None:
     not_covered = []
     if scan.not_covered:
         not_covered.append(NotCovered(what=f"{plural(scan.not_covered, 'case')} of the scan", why=_UNNAMED))
-    for bad in scan.bad:
-        if bad not in scan.attention_failures:
-            what = f"{bad.kernel} ({bad.case}): {format_count(bad.shared_bytes)} bytes do not fit"
+    for row in scan.bad:
+        if row not in scan.attention_failures:
+            what = f"{row.kernel} ({row.case}): {format_count(row.shared_bytes)} bytes do not fit"
             not_covered.append(NotCovered(what=what, why="only weights of that kind use it"))
-    return replace(
-        findings,
-        triton=scan.triton,
-        launches=scan.launches,
-        bad=tuple(replace(bad, limit_bytes=gpu.smem) for bad in scan.attention_failures),
-        not_covered=tuple(not_covered),
-    )
+    bad = tuple(replace(bad, limit_bytes=gpu.smem) for bad in scan.attention_failures)
+    return replace(findings, triton=scan.triton, launches=scan.launches, bad=bad, not_covered=tuple(not_covered))
 
 
 def known_problems(*, engine: str, version: str, arch: Arch, model: str) -> tuple[NotCovered, ...]:

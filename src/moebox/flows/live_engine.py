@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 
 from moebox import codec
 from moebox.checkpoint import deploy
@@ -81,17 +82,11 @@ class TwinProcess:
     def __init__(self, recipe: Recipe, *, planned_for: PlannedFor, run: Run) -> None:
         path = run.write_file("twin.toml", codec.to_toml(recipe))
         memory = setting_flags(planned_for, replace(planned_for, ram="", ram_bandwidth=""), "planned_for.")
-        given = [*flag_words({"box": planned_for.box}), *memory]
         command = [sys.executable, "-m", "moebox", "twin", str(path), "--port", "0", "--json", "--key-env", TWIN_KEY]
-        key = make_key()
-        self.process = subprocess.Popen(
-            [*command, *given],
-            env={**os.environ, TWIN_KEY: key},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
-        )
+        command += [*flag_words({"box": planned_for.box}), *memory]
+        key, pipe, end = make_key(), subprocess.PIPE, partial(prctl, PR_SET_PDEATHSIG, signal.SIGTERM)
+        env = {**os.environ, TWIN_KEY: key}
+        self.process = subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True, preexec_fn=end)
         text, out, errors = "", self.process.stdout, self.process.stderr
         assert out is not None
         assert errors is not None

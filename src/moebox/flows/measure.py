@@ -1,17 +1,16 @@
 """The measurements of a pipeline: a sweep over loads, each saved as soon as it is done."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 
 from moebox.bench import samples
 from moebox.bench.measure import MeasuredLoad, measure_load
 from moebox.bench.probe import ProbedEndpoint, probe_endpoint
 from moebox.core.endpoint import Endpoint
 from moebox.core.event import LoadBegan, LoadDone, LoadRepeated, LoadSlept, MeasurementDamaged
-from moebox.core.measure import Api, Load, Workload
+from moebox.core.measure import Load, Workload
 from moebox.core.result import Measurement, parse_measurement, result_document
 from moebox.doctor.logs import known_causes
 from moebox.errors import AnswerIsNo, BadInput, ExternalError
@@ -32,22 +31,12 @@ LONG = Workload(input_tokens=1024, output_tokens=256)
 
 
 def measure_loads(
-    endpoint: Endpoint,
-    run: Run,
-    *,
-    loads: Sequence[int],
-    short: bool,
-    api: Api = "chat",
-    extra: Mapping[str, object] = MappingProxyType({}),
-    notify: Notify,
-    is_alive: Callable[[], bool] = lambda: True,
+    endpoint: Endpoint, run: Run, work: Workload, *, loads: Sequence[int], notify: Notify, is_dead: Callable[[], bool]
 ) -> list[Measurement]:
     """Measure each load that has no measurement in the run yet. Return all of them.
 
-    `extra` is merged into every request.
     Raise AnswerIsNo if no request of a load is answered, ExternalError if the engine died.
     """
-    work = replace(SHORT if short else LONG, api=api, extra=dict(extra))
     subject = probe_endpoint(endpoint)
     rows: list[Measurement] = []
     for load in loads:
@@ -60,7 +49,7 @@ def measure_loads(
         if result is None:
             best = max(rows, key=lambda row: row.output_throughput, default=None)
             measured = _measure_load(subject, load, run, work=work, best=best, notify=notify)
-            if measured.result.bad_requests and not is_alive():
+            if measured.result.bad_requests and is_dead():
                 raise ExternalError(f"the engine died while it was measured with {format_streams(load)}")
             if not measured.result.completed:
                 raise AnswerIsNo(f"not one of {ROUNDS * load} requests with {format_streams(load)} was answered")

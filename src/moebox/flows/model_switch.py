@@ -7,7 +7,7 @@ model while that engine cannot be put away. So a client waits, or gets 503 with 
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from moebox import http
@@ -18,6 +18,7 @@ from moebox.flows.models_file import ModelNeeds, ModelsFile, device_room, fit_to
 from moebox.loose import get_objects
 from moebox.planner.kv_tiers import RATE_RANGE
 from moebox.serve.session import EngineSession, launch_engine, prepare_launch
+from moebox.serve.watch import Notify
 from moebox.store import Run
 from moebox.store.durations import last_duration, remember_duration
 from moebox.units import format_seconds
@@ -68,12 +69,10 @@ def sleep_deployment(deployment: Deployment, needs: ModelNeeds) -> Deployment:
     return deployment.with_recipe(replace(recipe, flags=flags, env=env))
 
 
-def plan_models(
-    file: ModelsFile, deployments: Mapping[str, Deployment]
-) -> tuple[dict[str, ModelNeeds], dict[str, int]]:
+def plan_models(file: ModelsFile, planned: Mapping[str, Deployment]) -> tuple[dict[str, ModelNeeds], dict[str, int]]:
     """Return what each model needs, and the room on each device. Raise BadInput if one does not even fit alone."""
-    room = device_room(list(deployments.values()))
-    needs = {name: model_needs(deployment, file.models[name]) for name, deployment in deployments.items()}
+    room = device_room(list(planned.values()))
+    needs = {name: model_needs(deployment, file.models[name]) for name, deployment in planned.items()}
     plan_sleep(needs, file.models, room)
     for name in needs:
         alone = fit_together({name: needs[name]}, [name], room)
@@ -87,9 +86,7 @@ def plan_models(
 class ModelSwitch:
     """The engines of a models file. `report` gets a line for each swap."""
 
-    def __init__(
-        self, file: ModelsFile, deployments: Mapping[str, Deployment], run: Run, *, report: Callable[[str], None]
-    ) -> None:
+    def __init__(self, file: ModelsFile, deployments: Mapping[str, Deployment], run: Run, *, report: Notify) -> None:
         self.file, self.run, self.report = file, run, report
         self.needs, self.room = plan_models(file, deployments)
         self.slots: dict[str, ModelSlot] = {}

@@ -6,20 +6,23 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Literal, TypeVar
 
 from moebox import http
 from moebox.core.endpoint import Endpoint
 from moebox.core.metrics import parse_prometheus
 from moebox.core.verdict import Gain
 from moebox.errors import ExternalError
+from moebox.loose import Document
 from moebox.phantom.questions import draw_question
 from moebox.stream.awake import AwakeClock
 from moebox.stream.exchange import StreamExchange, StreamReply
 
+T = TypeVar("T")
+U = TypeVar("U")
 ROUNDS = 5  # measurements per setting: the fewest that make a useful interval
 WARM = 1  # discarded rounds: graphs are captured and caches filled by the first
 MAX_SLEEPS = 3  # rounds measured again because the machine slept
@@ -56,24 +59,16 @@ class SpeedMeter:
         self.full_length = True  # the server accepts `ignore_eos`; the first round finds out
         self.rounds: list[tuple[float, float]] = []  # tokens per second, and milliseconds to the first token
         self._rng = random.Random()
-        self._pool = ThreadPoolExecutor(concurrency)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def run_round(self, *, keep: bool = True) -> None:
         """Measure one round; short prompts are sent until LEAST_ROUND_S. Raise ExternalError if the server fails."""
         replies: list[StreamReply] = []
         began = time.monotonic()
         while True:
-            requests = self._draw_requests()
-            answers = self._send(requests)
+            answers = self._send_requests()
             if self.full_length and any(reply.status in (400, 422) for reply in answers):
                 self.full_length = False  # the server accepts OpenAI's own fields only
-                began, answers = time.monotonic(), self._send(requests)
+                began, answers = time.monotonic(), self._send_requests()
             for reply in answers:
                 if reply.error or reply.status != 200 or not reply.times_s:
                     problem = reply.error or reply.status
@@ -89,25 +84,23 @@ class SpeedMeter:
                 counts = [reply.completion_tokens or len(reply.times_s) for reply in replies]
             self.rounds.append((sum(counts) / seconds, statistics.median(1e3 * reply.times_s[0] for reply in replies)))
 
-    def _draw_requests(self) -> list[dict[str, object]]:
-        """Draw the requests that are sent at once; prompts are new, so that no prefix is cached."""
-        requests: list[dict[str, object]] = []
-        for _ in range(self.concurrency):
-            if self.prompt_words:
-                words = " ".join(str(self._rng.randrange(100, 1000)) for _ in range(self.prompt_words))
-                messages: list[object] = [{"role": "user", "content": words}]
-            else:
-                messages = list(draw_question("story", self._rng, thinking=False).messages)
-            body = {"model": self.endpoint.model, "messages": messages, "temperature": 0, "max_tokens": self.tokens}
-            body |= {"chat_template_kwargs": {"thinking": False, "enable_thinking": False}}
-            requests.append({**body, "stream_options": {"include_usage": True}})
-        return requests
+    def _send_requests(self) -> list[StreamReply]:
+        """Send the requests of a round at once; prompts are new, so that no prefix is cached."""
+        body: Document = {"model": self.endpoint.model, "temperature": 0, "max_tokens": self.tokens}
+        body |= {"chat_template_kwargs": {"thinking": False, "enable_thinking": False}}
+        body |= {"stream_options": {"include_usage": True}, **({"ignore_eos": True} if self.full_length else {})}
+        chats = [self._draw_chat() for _ in range(self.concurrency)]
 
-    def _send(self, bodies: list[dict[str, object]]) -> list[StreamReply]:
-        bodies = [{**body, "ignore_eos": True} for body in bodies] if self.full_length else bodies
-        return list(
-            self._pool.map(lambda body: StreamExchange(self.endpoint, body, timeout_s=PATIENCE_S).read_reply(), bodies)
-        )
+        def read_reply(chat: Sequence[object]) -> StreamReply:
+            return StreamExchange(self.endpoint, {**body, "messages": chat}, timeout_s=PATIENCE_S).read_reply()
+
+        return do_at_once(read_reply, chats, at_once=self.concurrency)
+
+    def _draw_chat(self) -> Sequence[object]:
+        if not self.prompt_words:
+            return draw_question("story", self._rng, thinking=False).messages
+        words = " ".join(str(self._rng.randrange(100, 1000)) for _ in range(self.prompt_words))
+        return [{"role": "user", "content": words}]
 
     @property
     def is_settled(self) -> bool:
@@ -121,15 +114,22 @@ class SpeedMeter:
         return SpeedRounds(concurrency=self.concurrency, tok_s=tok_s, ttft_ms=ttft_ms, what=what)
 
 
-def measure_speed(
-    endpoint: Endpoint, *, concurrency: int = 1, rounds: int = ROUNDS, most_rounds: int = 0, **sizes: int
-) -> SpeedRounds:
+def measure_speed(endpoint: Endpoint, *, rounds: int = ROUNDS, most_rounds: int = 0, **sizes: int) -> SpeedRounds:
     """Measure one server; `most_rounds` allows more until its speed is known, `sizes` are a SpeedMeter's."""
-    with SpeedMeter(endpoint, concurrency=concurrency, **sizes) as meter:
-        measure_in_turn(meter, rounds=rounds)
-        while len(meter.rounds) < most_rounds and not meter.is_settled:
-            measure_in_turn(meter, rounds=1)
-        return meter.speed_rounds()
+    meter = SpeedMeter(endpoint, **sizes)
+    measure_in_turn(meter, rounds=rounds)
+    while len(meter.rounds) < most_rounds and not meter.is_settled:
+        measure_in_turn(meter, rounds=1)
+    return meter.speed_rounds()
+
+
+def do_at_once(work: Callable[[T], U], items: Iterable[T], *, at_once: int) -> list[U]:
+    """Do the work for each item in `at_once` threads. After an error the streams of others end with the engine."""
+    pool = ThreadPoolExecutor(at_once)
+    try:
+        return list(pool.map(work, items))
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def measure_in_turn(*meters: SpeedMeter, rounds: int) -> tuple[SpeedRounds, ...]:
@@ -145,24 +145,22 @@ def measure_in_turn(*meters: SpeedMeter, rounds: int) -> tuple[SpeedRounds, ...]
 
 def _run_rounds(awake: AwakeClock, meters: Sequence[SpeedMeter]) -> None:
     """Run one round of each meter; repeat them if the machine slept meanwhile."""
-    for sleeps in range(MAX_SLEEPS + 1):
+    for left in reversed(range(MAX_SLEEPS + 1)):
         away, counts = awake.away_s, [len(meter.rounds) for meter in meters]
-        problem: ExternalError | None = None
         try:
             for meter in meters:
                 meter.run_round()
-        except ExternalError as failure:
-            problem = failure
-        if awake.away_s == away or sleeps == MAX_SLEEPS:
-            break
+        except ExternalError:
+            if awake.away_s == away or not left:
+                raise
+        if awake.away_s == away or not left:
+            return
         for meter, count in zip(meters, counts, strict=True):
             del meter.rounds[count:]
-    if problem:
-        raise problem
 
 
-def read_metrics(endpoint: Endpoint) -> dict[str, float]:
-    page = http.get(f"{endpoint.server_url}/metrics", headers=endpoint.headers)
+def read_metrics(endpoint: Endpoint, *, timeout_s: float = 10.0) -> dict[str, float]:
+    page = http.get(f"{endpoint.server_url}/metrics", headers=endpoint.headers, timeout_s=timeout_s)
     return parse_prometheus(page.text if page.ok else "")
 
 

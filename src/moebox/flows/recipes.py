@@ -15,7 +15,7 @@ from moebox.core import catalogue, registry, validation
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
 from moebox.core.plan import Plan
-from moebox.core.recipe import Climb, Listen, PlannedFor, Recipe, Runtime
+from moebox.core.recipe import Climb, PlannedFor, Recipe, Runtime
 from moebox.core.setting import apply_settings, split_setting
 from moebox.data import FOLDER
 from moebox.detect import declared
@@ -75,11 +75,8 @@ def is_recipe(name: str) -> bool:
 
 def load_deployment(name: str, settings: Sequence[str] = ()) -> Deployment:
     """Load a recipe by name or file, change the settings of --set (path=value), and resolve it."""
-    recipe = load_recipe(name)
-    if not settings:
-        return deploy(recipe)
     drafts = [text for text in settings if text.startswith("speculate")]  # they may need the model
-    recipe = apply_settings(recipe, [text for text in settings if text not in drafts])
+    recipe = apply_settings(load_recipe(name), [text for text in settings if text not in drafts])
     return change_deployment(deploy(recipe), drafts)
 
 
@@ -161,17 +158,9 @@ def plan_phantom(box: Box) -> Plan:
     found = choose_plan(replace(box, gpus=(), links=()), model, checkpoints, constraints)
     planned = found.recipe.hybrid
     hybrid = planned and replace(planned, threads_batch=planned.threads, batch=512)
-    recipe = replace(
-        found.recipe,
-        name=PHANTOM,
-        model=PHANTOM,
-        served_name=PHANTOM,
-        hybrid=hybrid,
-        runtime=Runtime(kind="embedded"),
-        listen=Listen(port=0),
-        reasoning_parser="",
-        climb=Climb(contexts=(CONTEXT,), speculate=(), settings={"hybrid.ubatch": [256]}),
-    )
+    climb = Climb(contexts=(CONTEXT,), speculate=(), settings={"hybrid.ubatch": [256]})
+    recipe = replace(found.recipe.with_port(0), name=PHANTOM, model=PHANTOM, served_name=PHANTOM, hybrid=hybrid)
+    recipe = replace(recipe, runtime=Runtime(kind="embedded"), reasoning_parser="", climb=climb)
     return replace(found, recipe=recipe)
 
 

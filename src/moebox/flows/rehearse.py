@@ -4,10 +4,9 @@ Flags, kernels, shared memory or NCCL that fail at the start or at the first lon
 lists what a rehearsal cannot show.
 """
 
-import dataclasses
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,7 @@ from moebox.errors import AnswerIsNo, MoeboxError, Unsupported, refuse_if
 from moebox.loose import get_number
 from moebox.serve.dummy import MOST_KINDS, cut_model, layers_of_each_kind, write_gguf
 from moebox.serve.facts import CHAT_TIMEOUT_S
-from moebox.serve.session import PATIENCE_S, EngineSession, engine_session
-from moebox.serve.watch import LogListener
+from moebox.serve.session import EngineSession, engine_session
 from moebox.sizing.layout import indivisible_layout
 from moebox.store import Run
 from moebox.verify.options import VerifyOptions
@@ -55,16 +53,8 @@ class Rehearsal:
         return f"booted with {self.layers} layers, " + ", ".join(step.detail for step in self.steps[1:])
 
 
-def rehearse(
-    deployment: Deployment,
-    run: Run,
-    *,
-    layers: int = 0,
-    phantom: bool = False,
-    patience_s: float = PATIENCE_S,
-    listener: LogListener | None = None,
-) -> Rehearsal:
-    """Boot, prompt beyond one prefill step, decode, stop. Raise if any of it fails."""
+def rehearse(deployment: Deployment, run: Run, *, layers: int = 0, phantom: bool = False, **how: Any) -> Rehearsal:
+    """Boot, prompt beyond one prefill step, decode, stop. Raise if any of it fails; `how` is for `engine_session`."""
     dummy, recipe, steps = run.path / "rehearsal.gguf", deployment.recipe, list[RehearsalStep]()
     began = time.monotonic()
 
@@ -77,7 +67,7 @@ def rehearse(
         small, kept, notes = with_phantom_weights(recipe) if phantom else reduce_recipe(deployment, dummy, layers)
         run.add_event(RehearseStarted(recipe=recipe.name, layers=kept, phantom=phantom))
         as_real = with_weights(deployment, small)  # its flags are those of the real model
-        with engine_session(as_real, run, patience_s=patience_s, listener=listener, rehearsal=True) as session:
+        with engine_session(as_real, run, rehearsal=True, **how) as session:
             add_step("boot", "booted and answered a chat")
             add_step("long prompt", rehearse_long_prompt(session, small))
             send_prompt(session, "Count to twenty:", "while decoding", tokens=4 * DECODE)
@@ -101,7 +91,7 @@ def rehearse(
 def with_weights(deployment: Deployment, recipe: Recipe) -> Deployment:
     form = deployment.known_checkpoint
     if form is not None and recipe.checkpoint != deployment.recipe.checkpoint:
-        deployment = dataclasses.replace(deployment, known_checkpoint=dataclasses.replace(form, path=recipe.checkpoint))
+        deployment = replace(deployment, known_checkpoint=replace(form, path=recipe.checkpoint))
     return deployment.with_recipe(recipe)
 
 
@@ -120,7 +110,7 @@ def reduce_recipe(deployment: Deployment, dummy: Path, layers: int) -> tuple[Rec
     if recipe.parallel.nodes > 1:
         raise Unsupported("a launch over several nodes cannot be rehearsed from one of them")
     small = with_dummy_weights(deployment, dummy, kept, keep_expert_layers(recipe.hybrid, kept))
-    small = dataclasses.replace(small, env={**load_engine(recipe.engine).short_warmup, **recipe.env})
+    small = replace(small, env={**load_engine(recipe.engine).short_warmup, **recipe.env})
     if small.checkpoint == str(dummy):
         if not model.mla:
             notes.append("biases and head norms of this architecture: the generated GGUF has none")
@@ -140,15 +130,15 @@ def with_dummy_weights(deployment: Deployment, dummy: Path, layers: int, hybrid:
     For engines that read GGUF, `dummy` is written with the options `gguf`, and their experts lie as in `hybrid`.
     """
     recipe = deployment.recipe
-    small = dataclasses.replace(recipe.with_port(0), speculate=None)
+    small = replace(recipe.with_port(0), speculate=None)
     if reads_gguf(recipe):
         write_gguf(dummy, deployment.model, layers=layers, **gguf)
-        return dataclasses.replace(small, checkpoint=str(dummy), hybrid=hybrid)
+        return replace(small, checkpoint=str(dummy), hybrid=hybrid)
     flags = load_engine(recipe.engine).dummy_weight_flags(deployment, layers)
     if not flags:
         raise Unsupported(f"moebox does not know how {deployment.engine.title} starts without weights")
     weights = cut_model(deployment, layers) or small.checkpoint
-    return dataclasses.replace(small, checkpoint=weights, flags={**recipe.flags, **flags})
+    return replace(small, checkpoint=weights, flags={**recipe.flags, **flags})
 
 
 def reads_gguf(recipe: Recipe) -> bool:
@@ -171,7 +161,7 @@ def keep_expert_layers(hybrid: Hybrid | None, kept: int) -> Hybrid | None:
     if hybrid is None:
         return None
     experts = tuple(tuple(layer for layer in layers if layer < kept) for layers in hybrid.experts)
-    return dataclasses.replace(hybrid, experts=experts)
+    return replace(hybrid, experts=experts)
 
 
 def with_phantom_weights(recipe: Recipe) -> tuple[Recipe, int, tuple[str, ...]]:
@@ -184,15 +174,9 @@ def with_phantom_weights(recipe: Recipe) -> tuple[Recipe, int, tuple[str, ...]]:
     model = checkpoint.resolve_model(str(weights))[0]
     if problem := indivisible_layout(recipe.parallel, model):
         raise Unsupported(f"the phantom cannot be divided like the recipe's model: {problem.reason}")
-    small = dataclasses.replace(
-        recipe,
-        model="phantom",
-        checkpoint=str(weights),
-        context=min(recipe.context or phantom.CONTEXT, phantom.CONTEXT),
-        speculate=None,
-        hybrid=keep_expert_layers(recipe.hybrid, model.layers),
-        listen=dataclasses.replace(recipe.listen, port=0),
-    )
+    context = min(recipe.context or phantom.CONTEXT, phantom.CONTEXT)
+    small = replace(recipe.with_port(0), model="phantom", checkpoint=str(weights), context=context, speculate=None)
+    small = replace(small, hybrid=keep_expert_layers(recipe.hybrid, model.layers))
     notes = ("the real model's shapes: the phantom is far smaller", *ALWAYS[:2], "speed means nothing with the phantom")
     return small, model.layers, notes
 
@@ -235,12 +219,10 @@ def send_prompt(session: EngineSession, text: str, when: str, *, tokens: int) ->
     """Send a completion. Return the prompt's tokens by the server's count. Raise AnswerIsNo if it fails."""
     endpoint = session.endpoint
     body = {"model": endpoint.model, "prompt": text, "max_tokens": tokens, "temperature": 0}
-    answer = http.post_json(
-        f"{endpoint.base_url}/completions", body, headers=endpoint.headers, timeout_s=CHAT_TIMEOUT_S
-    )
+    reply = http.post_json(f"{endpoint.base_url}/completions", body, headers=endpoint.headers, timeout_s=CHAT_TIMEOUT_S)
     session.read_log()
-    counted = int(get_number(answer.json(), "usage.prompt_tokens") or 0) if answer.ok else 0
+    counted = int(get_number(reply.json(), "usage.prompt_tokens") or 0) if reply.ok else 0
     if counted <= 0:
-        problem = "an answer without usage" if answer.ok else answer.error
+        problem = "an answer without usage" if reply.ok else reply.error
         raise AnswerIsNo(f"{session.recipe.engine} failed {when}: {problem}", hint=session.explain_failure())
     return counted

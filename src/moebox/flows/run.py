@@ -5,8 +5,8 @@ needs it and it is not running: after a crash, a resume, or a climb to a better 
 """
 
 import contextlib
-import dataclasses
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -103,7 +103,7 @@ class Runner:
         step = PipelineStep(name=name, state=state, why=why, hint=hint)
         if state in ("done", "failed"):
             seconds = self.awake.active_now() - self._began
-            step = dataclasses.replace(step, figures=self._figures, seconds=seconds)
+            step = replace(step, figures=self._figures, seconds=seconds)
         self.pipeline = self.pipeline.with_step(step)
         self.run.add_event(STEP_EVENTS[step.state](step=step.name, why=step.why), sync=step.state == "done")
         if step.state == "failed":  # notify first: if the disk is full, the file cannot be written
@@ -217,8 +217,8 @@ class Runner:
 
         longest, options = SHORT_CHECK_OPTIONS if self.request.is_short else CHECK_OPTIONS
         if self.request.thorough:
-            options = dataclasses.replace(options, trials=TRIALS["thorough"], time_s=TIME_S["thorough"])
-        options = dataclasses.replace(options, context=(context := min(self._recipe().context, longest)))
+            options = replace(options, trials=TRIALS["thorough"], time_s=TIME_S["thorough"])
+        options = replace(options, context=(context := min(self._recipe().context, longest)))
         prompt_tok_s = 0.0
         with contextlib.suppress(MoeboxError):  # no forecast for this recipe
             speed = Speed.for_deployment(deploy(self._recipe(), self._box()))
@@ -226,14 +226,8 @@ class Runner:
         limits = DEFAULT_LIMITS.for_prompts(context, prompt_tok_s)
 
         def check_endpoint(endpoint: Endpoint) -> None:
-            checks = run_checks(
-                endpoint,
-                options,
-                only=TWIN_CHECKS if self.request.twin else (),
-                run=self.run,
-                on_check=partial(self.notify, "check"),
-                stall_limits=limits,
-            )
+            only, on_check = TWIN_CHECKS if self.request.twin else (), partial(self.notify, "check")
+            checks = run_checks(endpoint, options, only=only, run=self.run, on_check=on_check, stall_limits=limits)
             self._figures = {mark: len(checks.checks_with(mark)) for mark in MARKS if checks.checks_with(mark)}
             if STANDS_STILL in checks.stopped:
                 raise ServerStalled(checks.stopped, hint="".join(checks.notes[-1:]))
@@ -265,21 +259,15 @@ class Runner:
             self._figures["best"] = f"{speed} of short prompts at context {context}"
 
     def step_bench(self) -> None:
-        from moebox.flows.measure import measure_loads
+        from moebox.flows.measure import LONG, SHORT, measure_loads
 
-        recipe = self._recipe()
+        recipe, work = self._recipe(), SHORT if self.request.is_short else LONG
         # Random prompts make the phantom write what llama.cpp's chat parser refuses: it is measured without the parser.
-        is_demo = recipe.runtime.kind == "embedded" and recipe.model == recipes.PHANTOM
-        loads = tuple(load for load in LOADS if load <= 2 * (recipe.max_seqs or 32))
+        if recipe.runtime.kind == "embedded" and recipe.model == recipes.PHANTOM:
+            work = replace(work, api="completions", extra=dict(ENDLESS_TEXT))
+        loads = self.request.concurrency or tuple(load for load in LOADS if load <= 2 * (recipe.max_seqs or 32))
         measure = partial(
-            measure_loads,
-            run=self.run,
-            loads=self.request.concurrency or loads,
-            short=self.request.is_short,
-            api="completions" if is_demo else "chat",
-            extra=ENDLESS_TEXT if is_demo else {},
-            notify=self.report_news,
-            is_alive=lambda: not self.engine.is_dead(),
+            measure_loads, run=self.run, work=work, loads=loads, notify=self.report_news, is_dead=self.engine.is_dead
         )
         rows = self._with_engine(measure)
         not_limited = [row for row in rows if not row.client_limited]

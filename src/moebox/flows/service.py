@@ -21,10 +21,11 @@ import psutil
 from moebox import http
 from moebox.core.deployment import Deployment
 from moebox.core.engine_event import ServiceRestarted
-from moebox.core.metrics import find_metric, parse_prometheus
+from moebox.core.metrics import find_metric
 from moebox.detect.stall import StallLimits, StallWatch, last_log_lines
 from moebox.errors import ExternalError
 from moebox.files import write_atomic, xdg_home
+from moebox.flows.pace import read_metrics
 from moebox.render import render_service_unit
 from moebox.render.quoting import make_slug
 from moebox.serve.facts import HEALTH_TIMEOUT_S, ChatProbe
@@ -157,9 +158,7 @@ class Service:
 
 def count_tokens(session: EngineSession) -> float:
     """Prompt and output tokens that the engine counted so far; 0 without metrics."""
-    url = f"{session.endpoint.server_url}/metrics"
-    reply = http.get(url, headers=session.endpoint.headers, timeout_s=HEALTH_TIMEOUT_S)
-    page = parse_prometheus(reply.text) if reply.ok else {}
+    page = read_metrics(session.endpoint, timeout_s=HEALTH_TIMEOUT_S)
     return sum(page.get(find_metric(name, page), 0.0) for name in ("prompt_tokens_total", "output_tokens_total"))
 
 

@@ -9,13 +9,12 @@ next moebox command if the keeper was killed too. The lease `upgrade-NAME` shows
 """
 
 import contextlib
-import dataclasses
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -42,7 +41,7 @@ KEEPER_S = 900.0  # for which the keeper goes on trying
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchJournal:
     name: str
-    phase: Phase
+    phase: Phase = "testing"
     run: str  # folder of the trial
     file: str  # the recipe's file
     before: str | None  # its content; None if there was none
@@ -58,7 +57,7 @@ class SwitchJournal:
 
 
 def save_journal(journal: SwitchJournal, **fields: object) -> SwitchJournal:
-    journal = dataclasses.replace(journal, when=time.time(), **fields)  # type: ignore[arg-type]
+    journal = replace(journal, when=time.time(), **fields)  # type: ignore[arg-type]
     files.make_private_folder(journal.path.parent)
     files.write_atomic(journal.path, codec.to_json(journal), mode=0o600, sync=True)
     return journal
@@ -99,7 +98,7 @@ def paused_endpoint(named: str, old: Recipe, new: Recipe, run: Run) -> Iterator[
     """
     recover_upgrades()
     file = Path(named) if named.endswith(".toml") else saved_recipes_dir() / f"{old.name}.toml"
-    lease = take_lease(old.name, "moebox upgrade")
+    path, lease = str(file.resolve()), take_lease(old.name, "moebox upgrade")
     serving = live_instances(old.name)
     by_unit = service.control_unit("is-active", old.name)
     keeper: subprocess.Popen[bytes] | None = None
@@ -107,22 +106,15 @@ def paused_endpoint(named: str, old: Recipe, new: Recipe, run: Run) -> Iterator[
         if by_unit:
             unit = service.find_unit(old.name)[0]
             text = unit.read_text(encoding="utf-8")
-            if str(file.resolve()) not in text and f" up {old.name} " not in text:
+            if path not in text and f" up {old.name} " not in text:
                 raise ExternalError(f"{unit.stem} serves another recipe of this name than {file}", hint=f"see {unit}")
         elif attached := next((each for each in serving if not each.detached), None):
             hint = f"end it there, and start it with `moebox up {old.name} --detach`"
             raise ExternalError(f"{attached.id} is served by `moebox up` in another terminal", hint=hint)
         live = served_recipe(serving[0]) if serving else old if by_unit else None
+        before = file.read_text(encoding="utf-8") if file.exists() else None
         journal = SwitchJournal(
-            name=old.name,
-            phase="testing",
-            run=str(run.path),
-            file=str(file.resolve()),
-            before=file.read_text(encoding="utf-8") if file.exists() else None,
-            old=old,
-            new=new,
-            live=live,
-            by_unit=by_unit,
+            name=old.name, run=str(run.path), file=path, before=before, old=old, new=new, live=live, by_unit=by_unit
         )
         keeper = start_keeper(save_journal(journal))
         stop_endpoint(journal)
@@ -201,7 +193,7 @@ def apply_switch(journal: SwitchJournal) -> SwitchJournal:
         _write_recipe(journal, codec.to_toml(new))
         if live:
             stop_endpoint(journal)
-            start_endpoint(journal, dataclasses.replace(new, listen=live.listen))
+            start_endpoint(journal, replace(new, listen=live.listen))
         if live and not port_is_open(live.listen.host, live.listen.port):
             raise ExternalError(f"{new.engine} {new.engine_version} ended as soon as {journal.name} was switched to it")
     except BaseException:
@@ -219,7 +211,7 @@ def roll_back(name: str = "") -> SwitchJournal:
     journal, live = applied[0], None
     with contextlib.closing(take_lease(journal.name, "rollback")):
         if serving := live_instances(journal.name):
-            live = dataclasses.replace(journal.live or journal.old, listen=served_recipe(serving[0]).listen)
+            live = replace(journal.live or journal.old, listen=served_recipe(serving[0]).listen)
         restore_endpoint(save_journal(journal, phase="switching", live=live))
     return journal
 

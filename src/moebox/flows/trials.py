@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from moebox import codec
 from moebox.checkpoint import deploy
@@ -59,10 +59,9 @@ class TrialRunner:
         self.trials = load_trials(recipe, run, effort, self.command)
         self.best = next((trial for trial in reversed(self.trials) if trial.kept), None)
         self.passed_over: dict[str, str] = {}  # steps that were not tried, and the reason
-
-    @property
-    def trial_count(self) -> int:
-        return len(self.trials)
+        self.boot = ""  # the kernel's id of this start of the machine
+        with contextlib.suppress(OSError):
+            self.boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
     def skip(self, change: str, reason: str) -> None:
         self.passed_over[change] = reason
@@ -90,7 +89,7 @@ class TrialRunner:
         for entry in self.run.read_events():
             if isinstance(entry, event.ClimbTried | event.ClimbStep) and entry.change == step.change:
                 begun_at = entry.boot if isinstance(entry, event.ClimbTried) else ""
-        if begun_at and begun_at != _boot_id():
+        if begun_at and begun_at != self.boot:
             return "the machine restarted while it was tried, so it is not tried again"
         deployment = deploy(self.recipe_for(step)).on_box(self.box)
         return walk.memory_problem(deployment) or (walk.startup_problem(deployment) if self.best else "")
@@ -100,7 +99,7 @@ class TrialRunner:
             return walk.starting_recipe(self.recipe)
         return with_setting(self.best.recipe, step.path, step.value)
 
-    def try_or_skip(self, step: SettingStep, keep: Callable[[ClimbTrial], None]) -> ClimbTrial | None:
+    def try_or_skip(self, step: SettingStep, number: int, keep: Callable[[ClimbTrial], None]) -> ClimbTrial | None:
         """Start, verify, measure and judge a step, and `keep` its result, which may be a failure.
 
         Return None if there is a reason not to try it.
@@ -110,17 +109,10 @@ class TrialRunner:
             return None
         began = time.monotonic()
         self.notify("try", step)
-        self.run.add_event(event.ClimbTried(change=step.change, boot=_boot_id()), sync=True)
-        number = self.trial_count
-        trial = ClimbTrial(
-            number=number,
-            change=step.change,
-            path=step.path,
-            value=step.value,
-            recipe=self.recipe_for(step),
-            verdict="fail",
-            folder=f"climb/{self.run.id}-{number:02d}",
-        )
+        self.run.add_event(event.ClimbTried(change=step.change, boot=self.boot), sync=True)
+        folder, recipe = f"climb/{self.run.id}-{number:02d}", self.recipe_for(step)
+        shared = codec.shared_fields(step, ClimbTrial)
+        trial = ClimbTrial(number=number, change=step.change, recipe=recipe, verdict="fail", folder=folder, **shared)
         trial = self._measure_with_retry(trial, step)
         gain = trial.gain if step.path and trial.verdict != "fail" else None
         if self.best and gain and (gain.high < walk.SLOWER if step.path == "context" else gain.is_significant):
@@ -168,7 +160,8 @@ class TrialRunner:
             (replies,) = answers.collect_answers(live.endpoint, questions=effort.questions)
             folder.write_json("answers.json", replies)
             speed, watts = self.measure_speed(live, folder)
-            accepted = pace.acceptance_rate(counted, pace.read_metrics(live.endpoint))
+            trial = replace(trial, output_tok_s=speed.output_tok_s, ttft_ms=speed.mean_ttft_ms, watts=watts)
+            share = pace.acceptance_rate(counted, pace.read_metrics(live.endpoint))
             if effort.jobs:
                 from moebox.flows.jobs import find_lost_work
 
@@ -178,18 +171,10 @@ class TrialRunner:
             if worse := self.find_quality_loss(live.endpoint, folder):
                 trial = replace(trial, verdict="fail", why=worse)
         pairs = zip(replies, (before and before.read_json("answers.json")) or (), strict=False)
-        return replace(
-            trial,
-            output_tok_s=speed.output_tok_s,
-            ttft_ms=speed.mean_ttft_ms,
-            watts=watts,
-            samples=self.scores(speed, watts),
-            gain=welch_gain(best.samples, self.scores(speed, watts)) if best else None,
-            asked=len(replies),
-            right=sum(reply.right for reply in replies),
-            same=sum(reply.text == str(earlier["text"]) for reply, earlier in pairs),
-            acceptance=accepted,
-        )
+        same = sum(reply.text == str(earlier["text"]) for reply, earlier in pairs)
+        right, samples = sum(reply.right for reply in replies), self.scores(speed, watts)
+        gain = welch_gain(best.samples, samples) if best else None
+        return replace(trial, samples=samples, gain=gain, acceptance=share, asked=len(replies), right=right, same=same)
 
     def scores(self, speed: SpeedRounds, watts: float) -> tuple[float, ...]:
         """What is compared, of each round; more is better."""
@@ -229,13 +214,8 @@ class TrialRunner:
     def _check(self, trial: ClimbTrial, step: SettingStep, endpoint: Endpoint, folder: Run) -> ClimbTrial:
         """Run the checks of a step. The verdict is "warn" if no check passed."""
         effort, recipe = self.effort, trial.recipe
-        options = VerifyOptions(
-            context=recipe.context,
-            trials=effort.trials,
-            parallel=effort.parallel,
-            depths=effort.depths,
-            thinking="yes" if recipe.reasoning_parser and recipe.thinking else "auto",
-        )
+        thinking: Literal["yes", "auto"] = "yes" if recipe.reasoning_parser and recipe.thinking else "auto"
+        options = VerifyOptions(**codec.shared_fields(effort, VerifyOptions), context=recipe.context, thinking=thinking)
         only = step.checks if self.best else effort.first_checks or step.checks
         checks = run_checks(endpoint, options, only=only, run=folder, on_check=partial(self.notify, "check"))
         failure = first_unexpected_failure(checks)  # the engine's known quirks do not count against the setting
@@ -287,20 +267,8 @@ def load_trials(recipe: Recipe, run: Run, effort: ClimbEffort, command: str) -> 
     return trials if any(trial.kept or "out of memory" in trial.why for trial in trials) else []
 
 
-def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
-
-
 def climb(
-    recipe: Recipe,
-    run: Run,
-    *,
-    effort: ClimbEffort,
-    notify: ClimbListener = lambda kind, news: None,
-    box: Box | None = None,
+    recipe: Recipe, run: Run, *, effort: ClimbEffort, notify: ClimbListener = lambda *_: None, box: Box | None = None
 ) -> TrialRunner:
     """Try the settings in the recipe's `climb` table. Resume if the run folder has a climb of the same recipe.
 
@@ -314,7 +282,7 @@ def climb(
     for step in walk.list_steps(recipe):
         if any(trial.change == step.change for trial in climber.trials):
             continue
-        trial = climber.try_or_skip(step, climber.add_trial)
+        trial = climber.try_or_skip(step, len(climber.trials), climber.add_trial)
         if trial and climber.best is None:
             break
     climber.save_table(ended=True)

@@ -43,13 +43,7 @@ RESERVED = 4  # times the first trial: a finalist, and A B B A with three starts
 
 
 def tune(
-    recipe: Recipe,
-    run: Run,
-    *,
-    options: TuneOptions,
-    effort: ClimbEffort,
-    notify: ClimbListener = lambda kind, news: None,
-    box: Box | None = None,
+    recipe: Recipe, run: Run, options: TuneOptions, effort: ClimbEffort, notify: ClimbListener, box: Box | None
 ) -> "Tuner":
     """Search for better settings; resume if the run folder has a tuning. Return the trials and what was found.
 
@@ -82,13 +76,12 @@ class Tuner(TrialRunner):
         self.state, self.options = replace(state, options=options), options
         self.budget = tune_state.Budget(options.budget_s, self.state.spent_s)
 
-    @property
-    def trial_count(self) -> int:
-        return len(self.trials) + len(self.state.finalists)
-
     def update(self, **changes: Any) -> None:
         self.state = replace(self.state, spent_s=self.budget.used_s, **changes)
         self.run.write_json(tune_state.TUNE_FILE, self.state)
+
+    def add_finalist(self, trial: ClimbTrial) -> None:
+        self.update(finalists=(*self.state.finalists, trial))
 
     def recipe_for(self, step: SettingStep) -> Recipe:
         return tune_state.change_settings(self.recipe, step.together)
@@ -101,7 +94,7 @@ class Tuner(TrialRunner):
         self.update()
         settings = self.list_settings()
         if not self.trials:
-            self.try_or_skip(SettingStep(), self.add_trial)
+            self.try_or_skip(SettingStep(), 0, self.add_trial)
         if self.best is None:
             return
         gains = self.screen_settings(settings)
@@ -271,7 +264,7 @@ class Tuner(TrialRunner):
             if trial is None:
                 if not self.budget.can_afford(RESERVED * self.trials[0].seconds):
                     return
-                trial = self.try_or_skip(step, lambda found: self.update(finalists=(*self.state.finalists, found)))
+                trial = self.try_or_skip(step, len(done), self.add_finalist)
             if trial is None:
                 continue
             if trial.verdict != "fail" and not trial.why.startswith(walk.ANSWERS_DIFFER):

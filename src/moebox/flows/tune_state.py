@@ -201,16 +201,12 @@ def sweep_caps(runner: TrialRunner, recipe: Recipe) -> tuple[tuple[CapMeasuremen
             runner.notify("news", f"measuring with a power cap of {cap} W")
             rows.append((cap, *runner.measure_speed(live, folder)))
     first, last = rows[0][1].tok_s, rows[-1][1].tok_s
-    found = tuple(
-        CapMeasurement(
-            cap_w=cap,
-            tok_s=speed.output_tok_s,
-            tokens_per_joule=speed.output_tok_s / watts if watts else 0.0,
-            gain=bracketing_gain(first, speed.tok_s, last) if cap != steps[0] else None,
-        )
-        for cap, speed, watts in rows[:-1]
-    )
-    return found, min((row.cap_w for row in found[1:] if row.gain and row.gain.low >= COST), default=steps[0])
+    found = []
+    for cap, speed, watts in rows[:-1]:
+        gain = bracketing_gain(first, speed.tok_s, last) if cap != steps[0] else None
+        energy = speed.output_tok_s / watts if watts else 0.0
+        found.append(CapMeasurement(cap_w=cap, tok_s=speed.output_tok_s, tokens_per_joule=energy, gain=gain))
+    return tuple(found), min((row.cap_w for row in found[1:] if row.gain and row.gain.low >= COST), default=steps[0])
 
 
 START, WHOLE, SCREENED, FRONT = 1, 2, 3, 4  # places in the palette
@@ -220,11 +216,9 @@ Measured = tuple[float, float, float]  # tok/s, TTFT in ms, watts
 def draw_pareto(trials: Sequence[ClimbTrial], screened: Sequence[ScreenTrial]) -> str:
     """The charts as one file, one below the other."""
     charts = pareto_charts(trials, screened)
-    parts = (
-        svg_tag("svg", str(svg), y=HEIGHT * row, width=WIDTH, height=HEIGHT) for row, (_, svg) in enumerate(charts)
-    )
+    svgs = (svg_tag("svg", str(svg), y=HEIGHT * row, width=WIDTH, height=HEIGHT) for row, (_, svg) in enumerate(charts))
     view = {"xmlns": "http://www.w3.org/2000/svg", "viewBox": f"0 0 {WIDTH:g} {HEIGHT * len(charts):g}"}
-    return inline_colours(svg_tag("svg", "".join(parts), **view, font_size=12))
+    return inline_colours(svg_tag("svg", "".join(svgs), **view, font_size=12))
 
 
 def pareto_charts(trials: Sequence[ClimbTrial], screened: Sequence[ScreenTrial]) -> list[tuple[str, Markup]]:

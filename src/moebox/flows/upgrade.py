@@ -4,13 +4,11 @@ Known problems first, then a rehearsal with few layers if the weights are large,
 a soak, answers to the same questions, and speed in turn.
 """
 
-import dataclasses
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from moebox import engines
 from moebox.checkpoint import deploy
@@ -25,11 +23,13 @@ from moebox.detect.conditions import ConditionsWatch
 from moebox.detect.limits import memory_share
 from moebox.errors import AnswerIsNo, ExternalError, MoeboxError, Unsupported, refuse_if
 from moebox.flows.compare import CompareEffort, Comparison, SideListener, compare_sides, compare_targets
+from moebox.flows.pace import do_at_once
 from moebox.flows.rehearse import rehearse
 from moebox.flows.walk import memory_problem, startup_problem
 from moebox.quality.judge import DEFAULT_LIMIT
 from moebox.quality.measure import QualityGate
 from moebox.serve.install import install_engine
+from moebox.serve.watch import Notify
 from moebox.store import Run
 from moebox.stream.exchange import StreamExchange
 from moebox.units import plural
@@ -57,6 +57,7 @@ class Judges:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpgradeEffort:
+    judges: Judges = Judges()
     trials: int = 8
     soak_requests: int = 48
     soak_concurrency: int = 8
@@ -94,9 +95,7 @@ def parse_judges(text: str) -> Judges:
     )
 
 
-def upgrade_recipe(
-    recipe: Recipe, targets: Sequence[str], *, tree: str = "", notify: Callable[[str], None]
-) -> tuple[Recipe, tuple[str, str]]:
+def upgrade_recipe(recipe: Recipe, targets: Sequence[str], tree: str, notify: Notify) -> tuple[Recipe, tuple[str, str]]:
     """The recipe with what `--to` names, installed if it is a version, and what the change is called: old and new.
 
     A target is ENGINE==VERSION, ENGINE@BUILD, an image, or SETTING=VALUE.
@@ -115,15 +114,15 @@ def upgrade_recipe(
     return new, (", ".join(old for old, _ in names), ", ".join(after for _, after in names))
 
 
-def with_engine(recipe: Recipe, source: EngineSource, *, tree: str, notify: Callable[[str], None]) -> Recipe:
+def with_engine(recipe: Recipe, source: EngineSource, *, tree: str, notify: Notify) -> Recipe:
     """The recipe on another version of its engine, which is installed if it is not there."""
     hint = "`moebox compare OLD.toml NEW.toml` judges recipes of two engines"
     refuse_if(source.engine != recipe.engine, f"{source}: the recipe runs {recipe.engine}", hint=hint)
     done = install_engine(source, tree=tree, notify=notify)
-    runtime = dataclasses.replace(recipe.runtime, kind="native", python="", entry="", image=done.image, preset="")
+    runtime = replace(recipe.runtime, kind="native", python="", entry="", image=done.image, preset="")
     if done.image:
-        runtime = dataclasses.replace(runtime, kind="podman" if done.tool == "podman" else "docker")
-    return dataclasses.replace(recipe, engine_version=done.version, runtime=runtime)
+        runtime = replace(runtime, kind="podman" if done.tool == "podman" else "docker")
+    return replace(recipe, engine_version=done.version, runtime=runtime)
 
 
 def fits_together(old: Recipe, new: Recipe) -> bool:
@@ -140,9 +139,9 @@ def fits_together(old: Recipe, new: Recipe) -> bool:
 class _Trial(SideListener):
     """Proves each side as soon as it answers; a new side that is worse ends the comparison."""
 
-    def __init__(self, recipe: Recipe, judges: Judges, effort: UpgradeEffort, notify: Callable[[str], None]) -> None:
-        super().__init__(CompareEffort(quality_limit=judges.quality or 0.0))
-        self.recipe, self.judges, self.effort, self.notify = recipe, judges, effort, notify
+    def __init__(self, recipe: Recipe, effort: UpgradeEffort, notify: Notify) -> None:
+        super().__init__(CompareEffort(quality_limit=effort.judges.quality or 0.0))
+        self.recipe, self.judges, self.effort, self.notify = recipe, effort.judges, effort, notify
         self.sides: dict[str, ProvenSide] = {}
         self.urls: dict[str, str] = {}
         self.current = ""
@@ -163,18 +162,16 @@ class _Trial(SideListener):
             again = self.check(endpoint, [*worse], folder)  # a failure counts if it is seen twice
             marks |= {check.name: check.verdict for check in again.rungs if check.verdict != "fail"}
         rungs = found.rungs if found else ()
-        side = ProvenSide(
-            marks=marks,
-            reasons={check.name: check.reason for check in rungs if marks[check.name] != "pass"},
-            quirks=tuple(sorted({quirk for check in rungs for quirk in check.quirks})),
-        )
+        reasons = {check.name: check.reason for check in rungs if marks[check.name] != "pass"}
+        quirks = tuple(sorted({quirk for check in rungs for quirk in check.quirks}))
+        side = ProvenSide(marks=marks, reasons=reasons, quirks=quirks)
         if judges.soak and "fail" not in (marks.get("alive"), marks.get("plain")):
             self.notify(f"{plural(effort.soak_requests, 'request')}, {effort.soak_concurrency} at once")
-            side = dataclasses.replace(side, soak=soak_endpoint(endpoint, effort, prompt_words(self.recipe)))
+            side = replace(side, soak=soak_endpoint(endpoint, effort, prompt_words(self.recipe)))
         if self.gate:
             self.notify("scoring texts")
             quality, mark = self.judge_quality(self.gate, endpoint, folder)
-            side = dataclasses.replace(side, quality=quality, quality_mark=mark)
+            side = replace(side, quality=quality, quality_mark=mark)
         self.sides[name] = side
         if name == "B" and (worse_than := regressions(self.sides["A"], side)):
             raise AnswerIsNo(worse_than[0])
@@ -215,11 +212,7 @@ def soak_endpoint(endpoint: Endpoint, effort: UpgradeEffort, most_words: int) ->
         if len(failures) < ENOUGH_FAILURES and (problem := _send_request(endpoint, *plan, effort.soak_silence_s)):
             failures.append(f"{when}{problem}")
 
-    pool = ThreadPoolExecutor(effort.soak_concurrency)
-    try:
-        list(pool.map(send, plans))
-    finally:  # an interrupted soak does not wait for its streams: they end with the engine
-        pool.shutdown(wait=False, cancel_futures=True)
+    do_at_once(send, plans, at_once=effort.soak_concurrency)
     if not failures:
         send((8, 8, 0), "after the load: ")
     cancelled, seconds = sum(bool(plan[2]) for plan in plans), time.monotonic() - began
@@ -264,15 +257,7 @@ def prompt_words(recipe: Recipe) -> int:
 
 
 def try_upgrade(
-    old: Recipe,
-    new: Recipe,
-    names: tuple[str, str],
-    run: Run,
-    *,
-    judges: Judges = Judges(),
-    effort: UpgradeEffort = UpgradeEffort(),
-    box: Box | None = None,
-    notify: Callable[[str], None] = lambda text: None,
+    old: Recipe, new: Recipe, names: tuple[str, str], run: Run, effort: UpgradeEffort, box: Box | None, notify: Notify
 ) -> UpgradeResult:
     """Judge `new` against `old`. A version that does not start, dies or answers wrongly is a result, not an error."""
     began = time.monotonic()
@@ -290,10 +275,10 @@ def try_upgrade(
         except MoeboxError as problem:
             reason = f"the rehearsal failed: {problem.message}"
     if reason:
-        result = dataclasses.replace(result, reasons=(reason,))
+        result = replace(result, reasons=(reason,))
     else:
-        result = _compare_sides(old, new, result, run, _Trial(old, judges, effort, notify))
-    result = dataclasses.replace(result, notes=(*notes, *result.notes), seconds=time.monotonic() - began)
+        result = _compare_sides(old, new, result, run, _Trial(old, effort, notify))
+    result = replace(result, notes=(*notes, *result.notes), seconds=time.monotonic() - began)
     run.write_json(UPGRADE_FILE, result)
     lines = (f"# {result.headline}", "", f"**{result.outcome}**", "", *(f"- {line}" for line in result.findings), "")
     run.write_file("upgrade.md", "\n".join(lines))
@@ -302,7 +287,7 @@ def try_upgrade(
 
 def _compare_sides(old: Recipe, new: Recipe, result: UpgradeResult, run: Run, trial: _Trial) -> UpgradeResult:
     judges, compare, is_timed = trial.judges, trial.effort.compare, trial.judges.speed is not None
-    compare = dataclasses.replace(
+    compare = replace(
         compare,
         concurrency=compare.concurrency * is_timed,
         prompt_words=(compare.prompt_words or prompt_words(old)) * (is_timed and trial.effort.prompts),
@@ -311,14 +296,14 @@ def _compare_sides(old: Recipe, new: Recipe, result: UpgradeResult, run: Run, tr
     together, watch = fits_together(old, new), ConditionsWatch()
     try:
         with watch:
-            a, b = compare_targets(old, new, run, compare, listener=trial, together=together)
+            a, b = compare_targets(old, new, run, compare, trial, together=together)
     except MoeboxError as problem:
-        result = dataclasses.replace(result, reasons=(problem.message,), sides=trial.sides)
+        result = replace(result, reasons=(problem.message,), sides=trial.sides)
         failed = next((name for name, url in trial.urls.items() if url in problem.message), trial.current)
         if isinstance(problem, AnswerIsNo) or failed != "A":
             return result
         reason = f"the old version failed, so nothing is known of the new one: {problem.message}"
-        return dataclasses.replace(result, outcome="undecided", reasons=(reason,))
+        return replace(result, outcome="undecided", reasons=(reason,))
     found = compare_sides(a, b)
     run.write_json("compare.json", {"comparison": found, "sides": (a, b), "seed": compare.seed})
     drift = None
@@ -332,7 +317,7 @@ def _compare_sides(old: Recipe, new: Recipe, result: UpgradeResult, run: Run, tr
     quality = trial.sides["B"].quality or trial.sides["A"].quality
     if quality and f"quality: {quality}" not in reasons:
         notes = (*notes, f"quality: {quality}")
-    return dataclasses.replace(
+    return replace(
         result, outcome=outcome, reasons=reasons, notes=notes, gains=found.gains, sides=trial.sides, drift=drift
     )
 

@@ -1,10 +1,9 @@
 """The steps of a climb: settings and the checks they can break, which is next, whether it fits, whether it is kept."""
 
-import dataclasses
 import difflib
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from moebox.core.deployment import Deployment
 from moebox.core.recipe import Recipe
 from moebox.core.setting import apply_settings, setting_flags, with_settings
 from moebox.core.verdict import Gain, Mark
+from moebox.data import load_table
 from moebox.detect.limits import memory_share
 from moebox.errors import BadInput, MoeboxError, refuse_if, refuse_out_of_range, suggest_names
 from moebox.flows.pace import SpeedRounds, measure_speed
@@ -33,21 +33,6 @@ MORE_CACHE = 1.02  # a cache that grows by less is not a gain
 ANSWERS_DIFFER = "answers differ"
 MARGIN = 0.05  # of the device: the planner's own error; a step that misses by less is tried
 EFFORT_FILE = "effort.toml"
-# Setting -> checks that a change of it can break. For other settings: all checks that are cheap.
-CHECKS_BY_SETTING: dict[str, tuple[str, ...]] = {
-    "context": ("alive", "plain", "long-context", "limits"),
-    "speculate": ("alive", "plain", "arithmetic", "code", "json", "streaming", "tools", "concurrency"),
-    "kv": ("alive", "plain", "arithmetic", "json", "tools", "long-context"),
-    "prefix_caching": ("alive", "plain", "streaming", "concurrency", "long-context"),
-    "hybrid": ("alive", "plain", "arithmetic", "concurrency", "long-context"),
-    "parallel": ("alive", "plain", "arithmetic", "concurrency", "long-context"),
-    "tool_parser": ("alive", "json", "thinking", "tools", "anthropic"),
-    "reasoning_parser": ("alive", "json", "thinking", "tools", "anthropic"),
-    "max_seqs": ("alive", "plain", "concurrency"),
-    "batched_tokens": ("alive", "plain", "concurrency", "long-context"),
-    "memory_utilization": ("alive", "plain", "concurrency", "long-context"),
-}
-DEFAULT_CHECKS = ("alive", "plain", "arithmetic", "json", "streaming", "tools", "long-context", "concurrency", "limits")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,13 +74,13 @@ def parse_effort(settings: Sequence[str], run: Run | None = None, usual: ClimbMe
     chosen = apply_settings(stored or usual or ClimbMeasures(), settings)
     for name, low, high in (("concurrency", 1, 256), ("rounds", 2, 100), ("questions", 0, 1000), ("jobs", 0, 1000)):
         refuse_out_of_range(f"--set {name}", getattr(chosen, name), low, high)
-    chosen = dataclasses.replace(chosen, quality_limit=parse_limit(chosen.quality_limit, chosen.reference))
+    chosen = replace(chosen, quality_limit=parse_limit(chosen.quality_limit, chosen.reference))
     if run and stored and chosen != stored:
         changed = setting_flags(chosen, stored)[1]
         begun = getattr(stored, changed.partition("=")[0])
         hint = "leave it out, because steps are compared with those before; without --resume another run begins"
         raise BadInput(f"--set {changed}: {run.id} was begun with {begun}", hint=hint)
-    return ClimbEffort(**dataclasses.asdict(chosen))
+    return ClimbEffort(**asdict(chosen))
 
 
 def parse_limit(limit: float, reference: str) -> float:
@@ -108,7 +93,9 @@ def parse_limit(limit: float, reference: str) -> float:
 
 
 def checks_for(path: str) -> tuple[str, ...]:
-    return CHECKS_BY_SETTING.get(path, CHECKS_BY_SETTING.get(path.split(".")[0], DEFAULT_CHECKS))
+    """The checks that a change of a setting can break."""
+    known = load_table("setting_checks")
+    return tuple(known.get(path.split(".")[0], known["other"]))
 
 
 def with_setting(recipe: Recipe, path: str, value: Any) -> Recipe:
@@ -253,7 +240,7 @@ def memory_problem(deployment: Deployment) -> str:
     if box is None or not deployment.is_known:
         return ""
     if deployment.recipe.runtime.kind == "embedded":  # the embedded engine uses no GPU
-        box = dataclasses.replace(box, gpus=(), links=())
+        box = replace(box, gpus=(), links=())
     try:
         memory = engines.memory_budget(deployment.on_box(box))
     except MoeboxError:

@@ -8,6 +8,7 @@ import bisect
 import contextlib
 import itertools
 import json
+import math
 import operator
 import os
 import re
@@ -28,11 +29,12 @@ from moebox.core import catalogue, metrics
 from moebox.core.endpoint import Endpoint
 from moebox.core.metrics import parse_prometheus
 from moebox.core.verdict import CheckVerdict
+from moebox.data import load_table
 from moebox.detect.clients import compare_hosts, sample_connections, sample_throttling
 from moebox.detect.conditions import HostSample, read_host, server_processes
 from moebox.escape import one_line
 from moebox.serve.tail import LogTail
-from moebox.units import format_count, format_percent, format_seconds
+from moebox.units import format_percent, format_seconds
 from moebox.verify.options import VerifyOptions
 from moebox.verify.runner import run_checks
 
@@ -116,33 +118,10 @@ CANARY = "canary "  # begins the names of alerts about checks
 FEW, LEAST_CPU = 3, 0.05  # connections, and cores: an engine with more of both is busy, not hung
 GONE_LOOKS = 3  # looks without an answer before an endpoint counts as gone
 CANARIES = ("plain", "arithmetic", "streaming", "tools")  # cheap checks, in turn
-TIMES = ("ttft", "tpot", "e2e", "queue")  # histograms, shown as the mean since the last look
-GAUGES = ("running", "waiting", "kv_use", "accept_length", "cache_hit_rate")
-SHARES = {  # of counters, if there is no gauge
-    "cache_hit_rate": ("prefix_hits_total", "prefix_queries_total"),
-    "accept_length": ("accepted_total", "drafts_total"),
-    "accept_share": ("accepted_total", "drafted_total"),
-    "prompt_length": ("prompt_tokens_total", "finished_total"),
-    "tpot": ("output_seconds_total", "output_tokens_total"),
-}
-RATES = ("prompt_tokens_total", "output_tokens_total", "preemptions_total", "finished_total")
-
-# Shown figures: name, title, format.
-SHOWN: tuple[tuple[str, str, Callable[[float], str]], ...] = (
-    ("running", "running", lambda value: f"{value:.0f}"),
-    ("waiting", "waiting", lambda value: f"{value:.0f}"),
-    ("output_tokens_s", "output tok/s", lambda value: format_count(round(value))),
-    ("prompt_tokens_s", "prompt tok/s", lambda value: format_count(round(value))),
-    ("kv_use", "KV cache", format_percent),
-    ("ttft", "TTFT, mean", format_seconds),
-    ("tpot", "TPOT, mean", format_seconds),
-    ("queue", "queue, mean", format_seconds),
-    ("accept_length", "accepted a step", lambda value: f"{value:.2f}"),
-    ("cache_hit_rate", "prefix hits", format_percent),
-    ("gpu_clock", "GPU clock, least", lambda value: f"{value:,.0f} MHz"),
-    ("gpu_watts", "GPU power", lambda value: f"{value:,.0f} W"),
-    ("gpu_throttled", "GPUs throttled", lambda value: f"{value:.0f}"),
-)
+FIGURES = load_table("watch")
+RATES, SHARES = FIGURES["rates"], FIGURES["shares"]
+WORDS: dict[str, Callable[[float], str]] = {"percent": format_percent, "seconds": format_seconds}
+SHOWN = [(name, title, WORDS.get(form, form.format)) for name, title, form in FIGURES["shown"]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +150,7 @@ class EndpointWatcher:
         self.alerts: list[Alert] = []
         self.canaries: list[Canary] = []
         self.active_alerts: set[str] = set()
-        self._counters: dict[str, float] = {}
+        self._seen: dict[str, float] = {}  # the newest value of each metric
         self._at = 0.0
         self._processes: frozenset[int] | None = None
         self._host: HostSample | None = None
@@ -186,7 +165,7 @@ class EndpointWatcher:
         if not reply.ok:  # an endpoint without /metrics: check that it answers
             other = http.get(f"{self.endpoint.base_url}/models", headers=self.endpoint.headers, timeout_s=5.0)
             figures = {**self.derive_figures({}), "mute": float(not other.status and "[Errno" not in other.text)}
-            if other.ok and not reply.status and self._counters:  # engines that answer /metrics between two steps
+            if other.ok and not reply.status and self._seen:  # engines that answer /metrics between two steps
                 figures["stalled_requests"] = 1.0
             answered = other.ok
         else:
@@ -229,11 +208,12 @@ class EndpointWatcher:
         now = self.clock()
         passed = now - self._at if self._at else 0.0
         self._at = now if shown else self._at
-        figures = {figure: value for figure, value in pick_metrics(shown).items() if figure in GAUGES}
-        growths: dict[str, float] = {}
-        for name in {*RATES, *(part for parts in SHARES.values() for part in parts)}:
-            if (growth := self._counter_growth(shown, metrics.find_metric(name, shown), passed)) is not None:
-                growths[name] = growth
+        figures = {figure: value for figure, value in pick_metrics(shown).items() if figure in FIGURES["gauges"]}
+        before, self._seen = self._seen if passed > 0 else {}, {**self._seen, **shown}
+        # What is less than before is of an engine that was started again.
+        grown = {name: value - before[name] for name, value in shown.items() if value >= before.get(name, math.inf)}
+        counters = {*RATES, *itertools.chain.from_iterable(SHARES.values())}
+        growths = {name: grown[metric] for name in counters if (metric := metrics.find_metric(name, shown)) in grown}
         figures |= {f"{name.removesuffix('_total')}_s": growths[name] / passed for name in RATES if name in growths}
         if self._log_patterns:  # the log adds to counters that the metrics do not have
             while data := self._log.read_new():
@@ -247,22 +227,15 @@ class EndpointWatcher:
         for name, (part, whole) in SHARES.items():
             if name not in figures and part in growths and growths.get(whole):
                 figures[name] = growths[part] / growths[whole] + (name == "accept_length")  # the engine's own token too
-        if "output_tokens_s" in figures and any(map(metrics.counts_live, self._counters)):
+        if "output_tokens_s" in figures and any(map(metrics.counts_live, self._seen)):
             # Some engines count tokens only when a request ends; nothing is known of theirs.
             figures["stalled_requests"] = figures.get("running", 0.0) if figures["output_tokens_s"] <= 0 else 0.0
-        for name in TIMES:
+        for name in FIGURES["times"]:
             metric = metrics.find_metric(name, shown, suffix="_count")
-            total, count = (self._counter_growth(shown, f"{metric}{end}", passed) for end in ("_sum", "_count"))
+            total, count = (grown.get(f"{metric}{end}") for end in ("_sum", "_count"))
             if total is not None and count:
                 figures[name] = total / count
         return figures
-
-    def _counter_growth(self, shown: dict[str, float], metric: str, passed: float) -> float | None:
-        """The growth of a counter, or None on the first look and after the engine restarted."""
-        if metric not in shown:
-            return None
-        before, self._counters[metric] = self._counters.get(metric), shown[metric]
-        return shown[metric] - before if before is not None and passed > 0 and shown[metric] >= before else None
 
     def _update_alerts(self, found: Mapping[str, str], judged: set[str]) -> None:
         """Add an alert for what is new in `found`; those of `judged` that are not found are over."""

@@ -9,7 +9,7 @@ from typing import Self
 
 from moebox.core.endpoint import Endpoint, ToolCall
 from moebox.errors import ExternalError
-from moebox.loose import Json, get_object, get_objects, get_text
+from moebox.loose import Json, as_text, get_object, get_objects
 from moebox.stream import sockets
 from moebox.stream.body import ResponseBody
 from moebox.stream.events import StreamEvent, decode_event, describe_error
@@ -161,8 +161,8 @@ def join_tool_calls(events: Iterable[Json]) -> tuple[ToolCall, ...]:
             key = index if isinstance(index, int) else place
             before, function = calls.get(key, ToolCall()), get_object(delta, "function")
             calls[key] = ToolCall(
-                id=get_text(delta, "id") or before.id,
-                name=before.name + get_text(function, "name"),
-                arguments=before.arguments + get_text(function, "arguments"),
+                id=as_text(delta.get("id")) or before.id,
+                name=before.name + as_text(function.get("name")),
+                arguments=before.arguments + as_text(function.get("arguments")),
             )
     return tuple(calls[index] for index in sorted(calls))
