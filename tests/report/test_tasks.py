@@ -7,8 +7,7 @@ from moebox.report.files import write_report
 from moebox.report.sections.tasks import tasks_section
 from moebox.runs.reader import read_run
 from moebox.store import Run
-from moebox.tasks import runner
-from moebox.tasks.result import CallRecord, HiddenCheckResult, JobName, JobResult, TaskRun, TurnRecord
+from moebox.tasks.result import FILE, CallRecord, HiddenCheckResult, JobName, JobResult, TaskRun, TurnRecord
 
 
 def turn(number: int) -> TurnRecord:
@@ -47,7 +46,7 @@ def saved(folder: Path) -> Run:
     wanted = tuple(JobName(family="repair", level="hard", seed=seed) for seed in range(3))
     results = (result(0, True), result(1, False))
     tasks = TaskRun(url="http://127.0.0.1:1/v1", model="m", context=8192, wanted=wanted, results=results)
-    runner.save_task_run(tasks, run)
+    run.write_json(FILE, tasks)
     run.release_lock()
     return run
 

@@ -202,7 +202,7 @@ def test_stopping_drops_the_running_job_and_keeps_the_rest(server: str, tmp_path
         make_job("plan", "medium", 0), WorkLimits(ends_at=began + 60, stop=stop.is_set), lambda turn: None
     )
 
-    assert done.work.end == "stopped"
+    assert done.end == "stopped"
 
 
 def test_the_transcript_is_kept(server: str, tmp_path: Path):

@@ -14,7 +14,7 @@ import pytest
 
 from moebox.cli import main
 from moebox.tasks.agent import WorkLimits
-from moebox.tasks.clients import ClientName, ClientSetup, RealClient
+from moebox.tasks.clients import ClientName, RealClient
 from moebox.tasks.families import make_job
 
 HEAD = """#!{python}
@@ -136,9 +136,9 @@ def test_calls_that_were_none_are_reported(
     """Those that do not fit their tool, or name none; one that its tool refused was one, and fixes the one before."""
     install(programs, name, text, work)
     files = {".config/opencode/opencode.json": json.dumps({"permission": {"bash": "deny"}})}
-    client = RealClient(ClientSetup(client=name, model="m", environment={}, files=files))
+    client = RealClient(name, "m", {}, files)
     done = client(make_job("errand", "easy", 0), WorkLimits(ends_at=time.monotonic() + 60), lambda turn: None)
-    seen = [call for turn in done.work.turns for call in turn.calls]
+    seen = [call for turn in done.turns for call in turn.calls]
 
     assert [(call.tool, call.ok) for call in seen] == calls
     assert [call.repaired for call in seen][1]
@@ -166,14 +166,12 @@ def test_the_key_is_in_the_environment_alone_and_the_home_is_its_own(programs: P
     """Neither arguments nor files nor the transcript hold it."""
     work = "open('seen', 'w').write(json.dumps([os.environ['ANTHROPIC_API_KEY'], os.environ['HOME'], sys.argv]))"
     install(programs, "claude", CLAUDE, work)
-    setup = ClientSetup(client="claude", model="m", environment={"ANTHROPIC_API_KEY": "the-secret"})
-    done = RealClient(setup)(
-        make_job("errand", "easy", 0), WorkLimits(ends_at=time.monotonic() + 30), lambda turn: None
-    )
+    client = RealClient("claude", "m", {"ANTHROPIC_API_KEY": "the-secret"})
+    done = client(make_job("errand", "easy", 0), WorkLimits(ends_at=time.monotonic() + 30), lambda turn: None)
     key, home, argv = json.loads(done.files["seen"])
 
     assert key == "the-secret"
-    assert "the-secret" not in json.dumps(argv) + json.dumps(done.work.messages) + repr(setup)
+    assert "the-secret" not in json.dumps(argv) + json.dumps(done.messages) + repr(client)
     assert home != os.environ.get("HOME")
     assert not Path(home).exists()
 
@@ -185,20 +183,20 @@ def test_the_key_is_in_the_environment_alone_and_the_home_is_its_own(programs: P
 def test_a_client_that_fails_ends_its_job(work: str, end: str, programs: Path) -> None:
     """Hanging, dying, complaining."""
     install(programs, "claude", CLAUDE, work)
-    client = RealClient(ClientSetup(client="claude", model="m", environment={}))
+    client = RealClient("claude", "m", {})
     done = client(make_job("errand", "easy", 0), WorkLimits(ends_at=time.monotonic() + 3), lambda turn: None)
 
-    assert done.work.end == end
+    assert done.end == end
 
 
 def test_a_client_without_end_is_left_after_its_turns(programs: Path) -> None:
     """Turn after turn of the same."""
     work = "for _ in range(10**5): turn()"
     install(programs, "claude", CLAUDE, work)
-    client = RealClient(ClientSetup(client="claude", model="m", environment={}))
+    client = RealClient("claude", "m", {})
     done = client(make_job("errand", "easy", 0), WorkLimits(ends_at=time.monotonic() + 60), lambda turn: None)
 
-    assert done.work.end == "turns"
+    assert done.end == "turns"
 
 
 def test_the_gadget_is_for_our_own_agent(server: str, programs: Path, capsys: pytest.CaptureFixture[str]) -> None:

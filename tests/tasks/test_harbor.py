@@ -174,7 +174,8 @@ def program(path: Path, text: str) -> None:
 
 def test_the_command_is_as_harbors_documentation_has_it(tmp_path: Path) -> None:
     endpoint = Endpoint(base_url="http://127.0.0.1:1/v1", model="m", key="k")
-    words = harbor_command("terminal-bench@2.0", endpoint, tmp_path, jobs=3, parallel=2)
+    whole = {"engine": "docker", "jobs": 3, "parallel": 2, "context": None}
+    words = harbor_command("terminal-bench@2.0", endpoint, tmp_path, **whole)
 
     assert words[:8] == ["harbor", "run", "-d", "terminal-bench@2.0", "-e", "docker", "-a", "terminus-2"]
     assert "api_base=http://127.0.0.1:1/v1" in words

@@ -4,9 +4,9 @@ import re
 import zlib
 from pathlib import Path
 
-from moebox.report.block import ReportTable, figure_cell, table_columns, text_cell
 from moebox.report.files import write_pdf, write_report
 from moebox.report.page import jinja_environment, style_sheet
+from moebox.report.table import table_blocks
 from tests.report.making import a_run
 from tests.web.chromium import program
 
@@ -34,8 +34,8 @@ def unpacked(piece: bytes) -> bytes:
 def test_the_head_of_a_long_table_stands_on_every_page(tmp_path: Path) -> None:
     """Chromium repeats no head that holds a button, as the heads of tables that sort do."""
     program()
-    rows = tuple((figure_cell(float(number)), text_cell(f"row {number}")) for number in range(200))
-    table = ReportTable(caption="Long", columns=table_columns("QQQQQQQQ", "Name", text=(1,)), rows=rows)
+    rows = [(float(number), f"row {number}") for number in range(200)]
+    (table,) = table_blocks(("QQQQQQQQ", "Name"), rows, text=(1,), caption="Long")
     body = jinja_environment().get_template("blocks.html").module.table(table)
     raw = write_pdf(f"<!doctype html><style>{style_sheet()}</style>{body}", tmp_path / "long.pdf").read_bytes()
 

@@ -30,11 +30,11 @@ from moebox.serve.state import hold_endpoint
 from moebox.store import Run
 from moebox.stream.limits import served_limits
 from moebox.tasks import harbor, runner
-from moebox.tasks.clients import CLIENTS, UNSUPPORTED_FAMILIES, ClientSetup, RealClient
+from moebox.tasks.clients import CLIENTS, UNSUPPORTED_FAMILIES, RealClient
 from moebox.tasks.families import FAMILIES, make_job
 from moebox.tasks.mcp_tools import McpServers, parse_addresses
 from moebox.tasks.reply import ReplySettings
-from moebox.tasks.result import END_TITLES, UNFINISHED, JobName, JobResult, TaskRun, TurnRecord, load_task_run
+from moebox.tasks.result import END_TITLES, FILE, UNFINISHED, JobName, JobResult, TaskRun, TurnRecord, load_task_run
 from moebox.tasks.runner import JobWorker, TaskOptions
 from moebox.tasks.score import family_scores, solved_score
 from moebox.tasks.tools import ToolServerDied
@@ -181,7 +181,7 @@ def _run_jobs(
         task_run = dataclasses.replace(stored, url=endpoint.base_url)
     else:
         run, task_run = create_run("task", endpoint), runner.prepare_task_run(endpoint, wanted, worker, options)
-    runner.save_task_run(task_run, run)
+    run.write_json(FILE, task_run)
     if not json:
         print_note(f"run: {run.path}")
     command = f"resume with: moebox task --resume {run.id}"
@@ -224,12 +224,12 @@ def _make_worker(endpoint: Endpoint, options: TaskOptions, client: str, servers:
         changes["permission"] = {"edit": "allow", "bash": "deny", "webfetch": "deny", "external_directory": "deny"}
         files = {".config/opencode/opencode.json": codec.to_json(changes)}
         secret = {KEY_FOR_CLIENT: endpoint.key} if endpoint.key else {}
-        return RealClient(ClientSetup(client="opencode", model=endpoint.model, environment=secret, files=files))
+        return RealClient("opencode", endpoint.model, secret, files)
     own = get_object(connect.client_settings("claude-code", live).changes, "env")
     environment = {name: str(value) for name, value in own.items()}
     environment |= {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "DISABLE_AUTOUPDATER": "1"}
     environment |= {"CLAUDE_CODE_MAX_RETRIES": "2", "ANTHROPIC_API_KEY": endpoint.key or connect.NO_KEY}
-    return RealClient(ClientSetup(client="claude", model=endpoint.model, environment=environment))
+    return RealClient("claude", endpoint.model, environment)
 
 
 def _write_jobs(wanted: Jobs, folder: Path, *, json: bool) -> int:
@@ -258,7 +258,7 @@ def _run_harbor(dataset: str, endpoint: Endpoint, jobs: int, options: TaskOption
         results=tuple(results),
         sandbox=engine,
     )
-    runner.save_task_run(done, run)
+    run.write_json(FILE, done)
     run.release_lock()
     return show_scores(done, run, jobs=results, json=json)
 

@@ -16,7 +16,7 @@ from moebox.store import Run
 from moebox.tasks import runner
 from moebox.tasks.families import FAMILIES
 from moebox.tasks.reply import ReplySettings
-from moebox.tasks.result import JobName, JobResult, TaskRun, load_task_run
+from moebox.tasks.result import FILE, JobName, JobResult, TaskRun, load_task_run
 from moebox.tasks.runner import JobListener, OwnAgent, TaskOptions
 
 BUDGET_S = 1200.0  # of the jobs of a pipeline
@@ -121,7 +121,7 @@ def _run_jobs(
     if before is not None:
         wanted = tuple(dict.fromkeys((*before.wanted, *names)))
         task_run = replace(before, url=task_run.url, wanted=wanted)
-    runner.save_task_run(task_run, folder)
+    folder.write_json(FILE, task_run)
     return runner.run_jobs(task_run, worker, folder, options, listener)
 
 

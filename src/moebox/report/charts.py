@@ -16,7 +16,7 @@ from markupsafe import Markup
 from moebox import units
 from moebox.assess.devices import PARTS, DeviceParts
 from moebox.assess.format import format_number, short_number
-from moebox.report.block import LegendKey, ReportChart, titled_chart
+from moebox.report.block import LegendKey, ReportChart
 from moebox.report.svg import AxisScale, axis_ticks, svg_picture, svg_tag, svg_text, svg_title, thin_out
 
 WIDTH, HEIGHT = 540, 300
@@ -182,15 +182,12 @@ def hover_data(shown: Sequence[ChartSeries], across: AxisScale, x: ChartAxis, y:
 
 def line_chart(
     title: str, series: Sequence[ChartSeries], *, x: ChartAxis, y: ChartAxis, label: str, caption: str = ""
-) -> ReportChart | None:
-    """Lines over a common x with their legend, or None without a finite point."""
+) -> ReportChart:
+    """Lines over a common x with their legend."""
     svg = draw_lines(series, x=x, y=y, label=label)
-    return titled_chart(title, svg, legend=series_legend(series), caption=caption)
-
-
-def series_legend(series: Sequence[ChartSeries]) -> tuple[LegendKey, ...]:
     drawn = [curve for curve in series if curve.points]
-    return tuple(LegendKey(name=curve.name, colour=curve.colour, dashed=curve.dashed) for curve in drawn)
+    legend = [LegendKey(name=curve.name, colour=curve.colour, dashed=curve.dashed) for curve in drawn]
+    return ReportChart(title=title, svg=svg, legend=legend, caption=caption)
 
 
 def whole_number(value: float) -> str:

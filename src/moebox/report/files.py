@@ -63,16 +63,8 @@ def save_file(path: Path, text: str | bytes) -> Path:
 
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge")
-FLAGS = (
-    "--headless",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-extensions",
-)
+FLAGS: tuple[str, ...] = ("--headless", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync")
+FLAGS += ("--disable-background-networking", "--disable-component-update", "--disable-extensions")
 PDF_FLAGS = ("--host-resolver-rules=MAP * ~NOTFOUND", "--no-pdf-header-footer")
 TIMEOUT_S = 120.0  # a five-megabyte page takes a few seconds
 

@@ -37,26 +37,10 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 SectionMaker = Callable[[Sequence[RunRecord]], Section | None]
-SECTIONS: tuple[SectionMaker, ...] = (
-    summary_section,
-    compare_section,
-    hardware_section,
-    models_section,
-    performance_section,
-    figures_section,
-    memory_section,
-    plan_section,
-    kernels_section,
-    checks_section,
-    quality_section,
-    tasks_section,
-    attempts_section,
-    climb_section,
-    problems_section,
-    recommendations_section,
-    reproduce_section,
-    notes_section,
-)
+SECTIONS: tuple[SectionMaker, ...] = (summary_section, compare_section, hardware_section, models_section)
+SECTIONS += (performance_section, figures_section, memory_section, plan_section, kernels_section, checks_section)
+SECTIONS += (quality_section, tasks_section, attempts_section, climb_section, problems_section)
+SECTIONS += (recommendations_section, reproduce_section, notes_section)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,14 +146,8 @@ def render_html(page: ReportPage, *, home: str = "") -> str:
             version=__version__,
             live=any(record.live for record in page.records),
             runs=[
-                {
-                    "id": record.id,
-                    "label": record.label,
-                    "colour": run_colour(index),
-                    "simulation": record.simulation,
-                    "assessment": page.assessments[index],
-                }
-                for index, record in enumerate(page.records)
+                {"record": record, "colour": run_colour(index), "assessment": assessment}
+                for index, (record, assessment) in enumerate(zip(page.records, page.assessments, strict=True))
             ],
             links=[section.id for section in page.sections],
             light=Markup(css_variables(LIGHT)),  # noqa: S704

@@ -7,6 +7,7 @@ recipe, with regressions against the last kept version.
 import contextlib
 import hashlib
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -118,7 +119,7 @@ def list_summaries(runs: Path | None = None) -> list[RunSummary]:
     entries = list(os.scandir(home)) if home.is_dir() else []
     folders = [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
     for folder in sorted(filter(is_run_folder, folders), reverse=True):
-        stamp, before = folder_stamp(folder), known.get(folder.name)
+        stamp, before = folder_stamp(folder, WATCHED), known.get(folder.name)
         rows[folder.name] = before if before and before[0] == stamp else (stamp, summarize_run(Run(folder)))
     if rows != known:
         with contextlib.suppress(OSError):  # a full disk costs the cache, not the list
@@ -131,10 +132,10 @@ def is_run_folder(folder: Path) -> bool:
     return any(os.path.exists(folder / name) for name in ("run.json", "events.jsonl", "recipe.toml", "measurements"))
 
 
-def folder_stamp(folder: Path) -> str:
-    """A text that changes whenever a file changes that a row is read from."""
+def folder_stamp(folder: Path, names: Iterable[str]) -> str:
+    """A text that changes whenever one of the named files changes, or a file is added to a named folder or replaced."""
     parts = []
-    for name in WATCHED:
+    for name in names:
         with contextlib.suppress(OSError):
             stat = os.stat(folder / name)
             parts.append(f"{name}:{stat.st_mtime_ns}:{stat.st_size}")

@@ -39,44 +39,29 @@ PRELOADED_MODULES = (
 )
 
 
-class CallWork(TypedDict):
-    """Run a source, then call its function."""
-
-    kind: Literal["calls"]
-    source: str
+class JailWork(TypedDict, total=False):
+    kind: Literal["calls", "snippets", "script", "module"]
+    source: str  # of calls: run first, then the function is called
     function: str
     calls: list[list[Any]]
-
-
-class SnippetWork(TypedDict):
-    """Run each source beside the files."""
-
-    kind: Literal["snippets"]
-    snippets: list[str]
-
-
-class ProgramWork(TypedDict):
-    """Run a script, or a module of the library, as `python` would."""
-
-    kind: Literal["script", "module"]
-    name: str
+    snippets: list[str]  # each is run beside the files
+    name: str  # of a script, or of a module of the library, which is run as `python` would
     arguments: list[str]
 
 
-JailWork = CallWork | SnippetWork | ProgramWork
-
-
 class JailJob(TypedDict):
+    """One job: the fields of start.SandboxLimits and these."""
+
     level: str
     folder: str
+    files: dict[str, str]  # by path, as base64
+    work: JailWork
     memory_bytes: int
     file_bytes: int
     folder_bytes: int
     entries: int
     time_s: float
     cpu_s: int
-    files: dict[str, str]  # by path, as base64
-    work: JailWork
 
 
 class ResultLine(TypedDict, total=False):

@@ -3,6 +3,7 @@
 import base64
 import binascii
 import contextlib
+import functools
 import json
 import os
 import selectors
@@ -11,14 +12,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from moebox.files import scratch_folder
 
 if TYPE_CHECKING:
-    from moebox.sandbox.jail import JailJob, JailWork
+    from moebox.sandbox.jail import JailWork
 
 SandboxLevel = Literal["namespaces", "landlock", "seccomp"]
 LEVELS: tuple[SandboxLevel, ...] = ("namespaces", "landlock", "seccomp")
@@ -28,8 +29,6 @@ GRACE_S = 10.0  # on top of the job's own time, for a loaded machine to start an
 MAX_FILE_BYTES = 16 * 2**20
 MAX_ENTRIES = 4096  # twice the files that come back (jail.MAX_RETURNED_FILES)
 TIMEOUT_EXIT_CODE = 124  # of the jail
-
-_best_levels: dict[str, SandboxLevel] = {}  # interpreter -> the strongest level that works here
 
 
 class NoSandbox(OSError):
@@ -57,7 +56,6 @@ class SandboxOutcome:
     error: str = ""  # "" if it ran to its end
     output: str = ""  # stdout and stderr
     timed_out: bool = False
-    seconds: float = 0.0
     exit_code: int = 0
     files: Mapping[str, bytes] | None = field(default=None, repr=False)  # of a program: its folder's files at the end
 
@@ -73,7 +71,6 @@ def run_code(
     *,
     limits: SandboxLimits = SandboxLimits(),
     level: SandboxLevel | None = None,
-    interpreter: str = sys.executable,
 ) -> SandboxOutcome:
     """Run `source`, then call its `function` with each of `calls` and return their values.
 
@@ -81,7 +78,7 @@ def run_code(
     """
     work: JailWork = {"kind": "calls", "source": source, "function": function, "calls": [*map(list, calls)]}
     expected = len(calls) if function else 0
-    return _run_work(work, {}, level or strongest_level(interpreter), limits, interpreter, expected)
+    return _run_work(work, {}, level or strongest_level(), limits, expected)
 
 
 def run_program(
@@ -95,7 +92,7 @@ def run_program(
 ) -> SandboxOutcome:
     """Write `files` into the jail's folder, run the script `name` or a library module there, and return its files."""
     work: JailWork = {"kind": "module" if module else "script", "name": name, "arguments": list(arguments)}
-    return _run_work(work, files, level or strongest_file_level(), limits, sys.executable, 0)
+    return _run_work(work, files, level or strongest_file_level(), limits)
 
 
 def run_snippets(
@@ -107,7 +104,7 @@ def run_snippets(
 ) -> SandboxOutcome:
     """Write `files` and run each source beside them; `values` holds what each left in `result`, or {"!": reason}."""
     work: JailWork = {"kind": "snippets", "snippets": list(sources)}
-    return _run_work(work, files, level or strongest_file_level(), limits, sys.executable, len(sources))
+    return _run_work(work, files, level or strongest_file_level(), limits, len(sources))
 
 
 def strongest_file_level() -> SandboxLevel:
@@ -118,48 +115,28 @@ def strongest_file_level() -> SandboxLevel:
     return level
 
 
-def strongest_level(interpreter: str = sys.executable) -> SandboxLevel:
+@functools.cache
+def strongest_level() -> SandboxLevel:
     """Return the strongest level that works here, tried with an empty program so that foreign code has no influence."""
     reasons = []
-    for level in LEVELS if interpreter not in _best_levels else ():
+    for level in LEVELS:
         try:
-            run_code("", level=level, interpreter=interpreter)
+            return run_code("", level=level).level
         except OSError as problem:
             reasons.append(str(problem))
-            continue
-        _best_levels[interpreter] = level
-        break
-    if interpreter not in _best_levels:
-        raise NoSandbox(f"no sandbox on this system ({'; '.join(reasons)})")
-    return _best_levels[interpreter]
+    raise NoSandbox(f"no sandbox on this system ({'; '.join(reasons)})")
 
 
 def _run_work(
-    work: "JailWork",
-    files: Mapping[str, bytes],
-    level: SandboxLevel,
-    limits: SandboxLimits,
-    interpreter: str,
-    expected_values: int,
+    work: "JailWork", files: Mapping[str, bytes], level: SandboxLevel, limits: SandboxLimits, expected_values: int = 0
 ) -> SandboxOutcome:
-    began = time.monotonic()
     for name in files:
         if name.startswith("/") or ".." in name.split("/") or "\0" in name or not name:
             raise ValueError(f"{name!r} leaves the folder")
+    encoded = {name: base64.b64encode(data).decode() for name, data in files.items()}
     with scratch_folder("jail") as folder:
-        job: JailJob = {
-            "level": level,
-            "folder": str(folder),
-            "memory_bytes": limits.memory_bytes,
-            "file_bytes": limits.file_bytes,
-            "folder_bytes": limits.folder_bytes,
-            "entries": limits.entries,
-            "time_s": limits.time_s,
-            "cpu_s": limits.cpu_s,
-            "files": {name: base64.b64encode(data).decode() for name, data in files.items()},
-            "work": work,
-        }
-        process = _start_jail(job, interpreter)
+        job = {"level": level, "folder": str(folder), "files": encoded, "work": work, **asdict(limits)}
+        process = _start_jail(job)
         try:
             answer, output, late = _read_outputs(process, limits.time_s + GRACE_S)
         finally:
@@ -190,17 +167,16 @@ def _run_work(
         error=error,
         output=output.decode(errors="replace"),
         timed_out=late,
-        seconds=time.monotonic() - began,
         exit_code=code,
         files=kept,
     )
 
 
-def _start_jail(job: "JailJob", interpreter: str) -> "subprocess.Popen[bytes]":
+def _start_jail(job: Mapping[str, object]) -> "subprocess.Popen[bytes]":
     """Start a fresh interpreter in its own session, with an empty environment and none of our descriptors."""
     package = str(Path(__file__).parents[2])
     boot = f"import sys; sys.path.append({package!r}); from moebox.sandbox.jail import main; main()"
-    argv = [interpreter, "-I", "-S", "-B", "-c", boot]
+    argv = [sys.executable, "-I", "-S", "-B", "-c", boot]
     pipe = subprocess.PIPE
     process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, env={}, cwd="/", start_new_session=True)
     assert process.stdin

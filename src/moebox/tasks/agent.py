@@ -42,6 +42,9 @@ class AgentWork:
     end: End = "turns"
     reason: str = ""
     text: str = ""  # of the last reply
+    files: dict[str, bytes] = field(default_factory=dict)  # as it left them
+    outside: tuple[str, ...] = ()  # requested paths outside the folder
+    system: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

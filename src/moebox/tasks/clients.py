@@ -20,7 +20,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -33,7 +33,6 @@ from moebox.stream.events import StreamEvent
 from moebox.tasks.agent import AgentWork, WorkLimits, build_turn, extract_code_block, token_gaps
 from moebox.tasks.reply import AgentReply, AnthropicParts
 from moebox.tasks.result import AgentJob, CallRecord, End, TurnRecord
-from moebox.tasks.runner import FinishedWork
 from moebox.tasks.tools import MAX_BYTES, MAX_FILES
 
 MAX_KEPT_LINES = 4000
@@ -196,53 +195,52 @@ VERSION_S = 60.0  # to print a version
 DIE_WITH_PARENT = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execv(sys.argv[1], sys.argv[1:])"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientSetup:
-    client: ClientName
-    model: str
-    environment: Mapping[str, str] = field(repr=False)  # may hold the key, which is in no argument and no file
-    files: Mapping[str, str] = field(default_factory=dict)  # below the client's home
-
-
 class RealClient:
-    """Does each job by starting the client anew."""
+    """Does each job by starting the client anew.
 
-    def __init__(self, setup: ClientSetup) -> None:
-        found = shutil.which(setup.client)
+    `environment` may hold the key, which is in no argument and no file; `files` are written below the client's home.
+    """
+
+    def __init__(
+        self, client: ClientName, model: str, environment: Mapping[str, str], files: Mapping[str, str] | None = None
+    ) -> None:
+        found = shutil.which(client)
         if found is None:
-            raise ExternalError(f"{setup.client} is not installed", hint=INSTALL[setup.client])
-        self.name: str = setup.client
-        self.version = _read_version(setup.client, found)
-        self._setup, self._program = setup, found
+            raise ExternalError(f"{client} is not installed", hint=INSTALL[client])
+        self.name: str = client
+        self.version = _read_version(client, found)
+        self._program, self._model, self._environment, self._files = found, model, environment, files or {}
+        self._parser = OUTPUT_PARSERS[client]
 
-    def __call__(self, job: AgentJob, limits: WorkLimits, on_turn: Callable[[TurnRecord], None]) -> FinishedWork:
+    def __call__(self, job: AgentJob, limits: WorkLimits, on_turn: Callable[[TurnRecord], None]) -> AgentWork:
         with scratch_folder("client") as scratch:
             folder, home = Path(scratch, "work"), Path(scratch, "home")
             _write_files(folder, job.files)
-            _write_files(home, self._setup.files)
-            output = OUTPUT_PARSERS[self._setup.client](on_turn)
+            _write_files(home, self._files)
+            output = self._parser(on_turn)
             work = self._run(job, limits, folder, home, output)
-            files, _ = read_files(str(folder), max_files=MAX_FILES, max_bytes=MAX_BYTES, skipped_folders=NOT_WORK)
+            work.files, _ = read_files(str(folder), max_files=MAX_FILES, max_bytes=MAX_BYTES, skipped_folders=NOT_WORK)
         if job.reply_file and output.text:
-            files[job.reply_file] = extract_code_block(output.text).encode("utf-8", "replace")
-        return FinishedWork(work=work, files=files, system=f"({self.name} {self.version})")
+            work.files[job.reply_file] = extract_code_block(output.text).encode("utf-8", "replace")
+        work.system = f"({self.name} {self.version})"
+        return work
 
     def _run(self, job: AgentJob, limits: WorkLimits, folder: Path, home: Path, output: ClientOutput) -> AgentWork:
-        prompt, model = f"{job.instruction}{NO_CODE_NOTE}", self._setup.model
-        if self._setup.client == "opencode":
-            arguments = ["run", "--format", "json", "-m", f"moebox/{model}", prompt]
+        prompt = f"{job.instruction}{NO_CODE_NOTE}"
+        if self.name == "opencode":
+            arguments = ["run", "--format", "json", "-m", f"moebox/{self._model}", prompt]
         else:
             arguments = ["-p", "--output-format", "stream-json", "--verbose", "--include-partial-messages"]
             arguments += ["--no-session-persistence", "--strict-mcp-config"]
             arguments += ["--tools", "Read,Write,Edit,Glob,Grep", "--permission-mode", "acceptEdits"]
-            arguments += ["--model", model, "--", prompt]
+            arguments += ["--model", self._model, "--", prompt]
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT, self._program, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             cwd=folder,
-            env=_environment(home) | dict(self._setup.environment),
+            env=_environment(home) | dict(self._environment),
             start_new_session=True,
         )
         try:

@@ -77,14 +77,7 @@ def write_task(job: AgentJob, folder: Path) -> Path:
 
 
 def harbor_command(
-    dataset: str,
-    endpoint: Endpoint,
-    folder: Path,
-    *,
-    jobs: int,
-    parallel: int,
-    engine: str = "docker",
-    context: int | None = None,
+    dataset: str, endpoint: Endpoint, folder: Path, *, engine: str, jobs: int, parallel: int, context: int | None
 ) -> list[str]:
     """The command line; the key is in the environment. Harbor assumes a context of a million tokens by default."""
     where = ["-p", dataset] if Path(dataset).is_dir() else ["-d", dataset]
@@ -203,11 +196,9 @@ def _trial_result(document: Json, path: str, dataset: str, number: int) -> JobRe
 
 def _duration(document: Json) -> float:
     """Seconds between started_at and finished_at; 0 if one is missing."""
-    moments = []
-    for name in ("started_at", "finished_at"):
-        try:
-            moment = datetime.fromisoformat(str(document.get(name)).replace("Z", "+00:00"))
-        except ValueError:
-            return 0.0
-        moments.append(moment.replace(tzinfo=None))
-    return max(0.0, (moments[1] - moments[0]).total_seconds())
+    texts = [str(document.get(name)) for name in ("started_at", "finished_at")]
+    try:
+        started, finished = (datetime.fromisoformat(text).replace(tzinfo=None) for text in texts)
+    except ValueError:
+        return 0.0
+    return max(0.0, (finished - started).total_seconds())

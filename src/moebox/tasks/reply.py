@@ -5,7 +5,6 @@ A server's mistakes are in `AgentReply.problem`; nothing here raises because of 
 
 import json
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -77,7 +76,7 @@ def request_reply(
         parts, path = AnthropicParts(), "/messages"
         headers = {"anthropic-version": VERSION, "x-api-key": settings.endpoint.key or "none"}
     else:
-        parts, path, headers = _ChatParts(), "/chat/completions", {}
+        parts, path, headers = ReplyParts(), "/chat/completions", {}
     body = request_body(settings, system, messages, tools, max_tokens)
     began = time.monotonic()
     problem = ""
@@ -154,8 +153,8 @@ def request_body(
     return body
 
 
-class ReplyParts(ABC):
-    """A stream while it is assembled."""
+class ReplyParts:
+    """A stream of OpenAI's chunks while it is assembled."""
 
     def __init__(self) -> None:
         self.text: list[str] = []
@@ -164,14 +163,7 @@ class ReplyParts(ABC):
         self.finish = ""
         self.error = ""
         self.usage = [-1, -1, -1]  # prompt, completion, cached; -1 if unknown
-
-    @abstractmethod
-    def calls(self) -> tuple[ToolCall, ...]:
-        """The calls so far."""
-
-    @abstractmethod
-    def add(self, at: float, event: StreamEvent) -> None:
-        """Add one event."""
+        self._data: list[Json] = []
 
     def build_reply(self, problem: str, seconds: float) -> AgentReply:
         prompt, completion, cached = (number if number >= 0 else None for number in self.usage)
@@ -190,15 +182,8 @@ class ReplyParts(ABC):
             gaps_s=tuple(b - a for a, b in pairwise(self.times)),
         )
 
-
-class _ChatParts(ReplyParts):
-    """OpenAI's chunks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._data: list[Json] = []
-
     def add(self, at: float, event: StreamEvent) -> None:
+        """Add one event."""
         self.error = self.error or event.error
         if event.kind:
             self.times.append(at)
@@ -216,6 +201,7 @@ class _ChatParts(ReplyParts):
             self.usage = [prompt, completion, cached]
 
     def calls(self) -> tuple[ToolCall, ...]:
+        """The calls so far."""
         joined = enumerate(join_tool_calls(self._data))
         return tuple(replace(call, id=call.id or f"call_{place}") for place, call in joined)
 

@@ -48,23 +48,13 @@ class TaskOptions:
     thinking: bool | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FinishedWork:
-    """A job that was worked on, before it is scored."""
-
-    work: AgentWork
-    files: dict[str, bytes]
-    outside: tuple[str, ...] = ()
-    system: str = ""
-
-
 class JobWorker(Protocol):
     """Does jobs: moebox's own agent, or a real client."""
 
     name: str
     version: str
 
-    def __call__(self, job: AgentJob, limits: WorkLimits, on_turn: Callable[[TurnRecord], None]) -> FinishedWork: ...
+    def __call__(self, job: AgentJob, limits: WorkLimits, on_turn: Callable[[TurnRecord], None]) -> AgentWork: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,21 +75,21 @@ class OwnAgent:
     name: str = "moebox"
     version: str = ""
 
-    def __call__(self, job: AgentJob, limits: WorkLimits, on_turn: Callable[[TurnRecord], None]) -> FinishedWork:
+    def __call__(self, job: AgentJob, limits: WorkLimits, on_turn: Callable[[TurnRecord], None]) -> AgentWork:
         workspace = Workspace(job.files)
         toolbox = Toolbox(job, workspace)
         try:
             for tool in self.extra_tools() if self.extra_tools and job.tools else ():
                 toolbox.add(tool)
         except ToolServerDied as problem:
-            return FinishedWork(work=AgentWork(end="tool", reason=str(problem)), files=dict(workspace.files))
+            return AgentWork(end="tool", reason=str(problem), files=workspace.files)
         work = agent.run_agent(job, self.settings, toolbox, limits, on_turn=on_turn)
-        files = dict(workspace.files)
+        work.files, work.outside, work.system = workspace.files, tuple(workspace.outside), job.system
         if job.reply_file:
-            files[job.reply_file] = agent.extract_code_block(work.text).encode("utf-8", "replace")
+            work.files[job.reply_file] = agent.extract_code_block(work.text).encode("utf-8", "replace")
         if toolbox.store:
-            files[STATE_FILE] = toolbox.store.state_json().encode()
-        return FinishedWork(work=work, files=files, outside=tuple(workspace.outside), system=job.system)
+            work.files[STATE_FILE] = toolbox.store.state_json().encode()
+        return work
 
 
 def job_names(families: Sequence[str], level: Level, jobs: int, seed: int) -> tuple[JobName, ...]:
@@ -128,11 +118,6 @@ def prepare_task_run(endpoint: Endpoint, wanted: Sequence[JobName], worker: JobW
         context=served_limits(endpoint).context,
         wanted=tuple(wanted),
     )
-
-
-def save_task_run(task_run: TaskRun, run: Run) -> None:
-    """Write the results to the run folder."""
-    run.write_json(FILE, task_run)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -170,7 +155,7 @@ class _JobPool:
                 with self.lock:
                     others = tuple(other for other in self.task_run.results if other.id != result.id)
                     self.task_run = replace(self.task_run, results=(*others, result))
-                    save_task_run(self.task_run, self.run)
+                    self.run.write_json(FILE, self.task_run)
                     event = TaskEnded(job=result.id, solved=result.solved, end=result.end, wrong=result.wrong)
                     self.run.add_event(event)
                 self.callbacks.put(partial(self.listener.on_end, result))
@@ -189,11 +174,11 @@ class _JobPool:
             context=self.task_run.context,
             stop=self.stopped.is_set,
         )
-        done = self.worker(job, limits, lambda turn: self.callbacks.put(partial(self.listener.on_turn, name, turn)))
+        work = self.worker(job, limits, lambda turn: self.callbacks.put(partial(self.listener.on_turn, name, turn)))
         file = f"tasks/{job.id}.jsonl"
-        rows = [{"role": "system", "content": done.system}, *done.work.messages]
+        rows = [{"role": "system", "content": work.system}, *work.messages]
         self.run.write_file(file, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-        return score_job(job, done, seconds=time.monotonic() - began, transcript=file)
+        return score_job(job, work, seconds=time.monotonic() - began, transcript=file)
 
 
 def run_jobs(task_run: TaskRun, worker: JobWorker, run: Run, options: TaskOptions, listener: JobListener) -> TaskRun:
@@ -237,24 +222,24 @@ def _is_alive(url: str) -> bool:
     return True
 
 
-def score_job(job: AgentJob, done: FinishedWork, *, seconds: float, transcript: str = "") -> JobResult:
+def score_job(job: AgentJob, work: AgentWork, *, seconds: float, transcript: str = "") -> JobResult:
     """Result of a job: its hidden checks, and where it went wrong."""
-    checks = run_hidden_checks(job, done.files)
-    changed = changed_protected_files(job, done.files)
+    checks = run_hidden_checks(job, work.files)
+    changed = changed_protected_files(job, work.files)
     solved = not changed and all(check.passed == check.of for check in checks)
-    first, last = agent.first_and_last_rates(done.work.gaps)
+    first, last = agent.first_and_last_rates(work.gaps)
     result = JobResult(
         family=job.family,
         level=job.level,
         seed=job.seed,
         solved=solved,
-        end=done.work.end,
-        why=done.work.reason[:500],
+        end=work.end,
+        why=work.reason[:500],
         checks=checks,
         tampered=changed,
-        outside=done.outside[:20],
+        outside=work.outside[:20],
         seconds=seconds,
-        turns=tuple(done.work.turns),
+        turns=tuple(work.turns),
         first_tok_s=first,
         last_tok_s=last,
         transcript=transcript,

@@ -28,12 +28,11 @@ def run_hidden_checks(job: AgentJob, files: Mapping[str, bytes]) -> tuple[Hidden
     restored = dict(files) | {name: job.files[name].encode() for name in job.protected}
     snippets = [snippet for check in job.checks for snippet in check.snippets]
     outcome = sandbox.run_snippets(restored, snippets, limits=LIMITS)
-    values, wanted = list(outcome.values), list(expected_values(job.family, job.level, job.seed))
+    values, wanted = iter(outcome.values), iter(expected_values(job.family, job.level, job.seed))
     results = []
     for check in job.checks:
         size = len(check.snippets)
-        mine, right = values[:size], wanted[:size]
-        values, wanted = values[size:], wanted[size:]
+        mine, right = list(itertools.islice(values, size)), list(itertools.islice(wanted, size))
         equal = list(itertools.starmap(values_equal, zip(mine, right, strict=False)))
         place = equal.index(False) if False in equal else len(equal)  # the first that is wrong or missing
         detail = ""

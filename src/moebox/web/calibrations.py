@@ -4,8 +4,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from moebox.core.calibration import Calibration
-from moebox.report.block import Block, ReportTable, bullet_list, figure_cell, table_columns, text_cell
+from moebox.report.block import Block, bullet_list
 from moebox.report.calibration import depths_text, error_text, is_solved, step_times
+from moebox.report.table import figure_cell, table_blocks
 from moebox.store import calibrations as store
 from moebox.units import format_count, format_gib, format_seconds
 from moebox.web.gate import WebSite
@@ -32,30 +33,20 @@ def find_calibration(name: str) -> Calibration:
 def show_calibration(request: Request, *, site: WebSite) -> Response:
     """Show one calibration: boots, the steps of the whole model that follow from them, and what was not seen."""
     found = find_calibration(request.path_params["name"])
-    boots = tuple(
-        (
-            figure_cell(float(boot.layers), digits=0),
-            text_cell(format_seconds(boot.startup_s)),
-            text_cell(format_gib(boot.weights_bytes) if boot.weights_bytes else ""),
-            text_cell(format_count(boot.cache_tokens) if boot.cache_tokens else ""),
-        )
-        for boot in found.boots
-    )
-    heads = table_columns("Layers", "Start", "Weights", "Cache tokens", text=())
-    blocks: list[Block] = [ReportTable(caption="Boots", columns=heads, rows=boots)]
+    boots = []
+    for boot in found.boots:
+        weights = format_gib(boot.weights_bytes) if boot.weights_bytes else ""
+        cache = format_count(boot.cache_tokens) if boot.cache_tokens else ""
+        boots.append((boot.layers, format_seconds(boot.startup_s), weights, cache))
+    heads: tuple[str, ...] = ("Layers", "Start", "Weights", "Cache tokens")
+    blocks: list[Block] = [*table_blocks(heads, boots, text=(), caption="Boots")]
     if is_solved(found):
-        steps = tuple(
-            (
-                text_cell(step.kind),
-                figure_cell(float(step.streams), digits=0),
-                figure_cell(float(step.tokens), digits=0),
-                text_cell(format_seconds(step.seconds)),
-                figure_cell(step.tok_s, digits=0),
-            )
+        steps = [
+            (step.kind, step.streams, step.tokens, format_seconds(step.seconds), figure_cell(step.tok_s, digits=0))
             for step in step_times(found)
-        )
-        heads = table_columns("Step of", "Streams", "Tokens", "Takes", "tok/s", text=(0,))
-        blocks.append(ReportTable(caption=f"The whole model, {found.layers} layers", columns=heads, rows=steps))
+        ]
+        heads = ("Step of", "Streams", "Tokens", "Takes", "tok/s")
+        blocks += table_blocks(heads, steps, caption=f"The whole model, {found.layers} layers")
     blocks += bullet_list("Remarks", [*found.notes, *(f"not seen: {line}" for line in found.unseen)])
     context = {"calibration": found, "error": error_text(found), "blocks": blocks}
     return render_page("calibration.html", title=found.id, here="calibrations", **context)

@@ -22,15 +22,15 @@ from moebox.flows.trials import TABLE_FILE
 from moebox.flows.tune_state import FRONT, SCREENED, START, TUNE_FILE, WHOLE, TuneState, pareto_charts
 from moebox.flows.walk import ClimbTrial
 from moebox.loose import Document, Json, get_objects
-from moebox.report.block import Block, Bullets, Charts, LegendKey, Prose, ReportChart, Section, titled_chart
-from moebox.report.charts import ChartAxis, ChartSeries, draw_lines, line_chart
+from moebox.report.block import Block, Bullets, CustomBlock, LegendKey, Prose, ReportChart, Section, chart_blocks
+from moebox.report.charts import ChartAxis, ChartSeries, line_chart
 from moebox.report.expect import with_forecast
 from moebox.report.page import SectionMaker, make_sections
 from moebox.report.sections.checks import checks_section
 from moebox.report.sections.launches import attempts_section, climb_section, problems_section
 from moebox.report.sections.performance import figures_section, performance_section
 from moebox.report.sections.tasks import tasks_section
-from moebox.runs.listing import summarize_record
+from moebox.runs.listing import folder_stamp, summarize_record
 from moebox.runs.reader import read_run
 from moebox.serve import state
 from moebox.store import PIPELINE, PIPELINE_BEFORE, Run, plain
@@ -41,6 +41,8 @@ PING_S = 15.0  # proxies and browsers give up on a silent stream
 MAX_EVENTS = 40
 MAX_LOG_LINES = 14
 COMMAND_LOG = "command.log"  # what a command that the page started prints
+WATCHED: tuple[str, ...] = ("events.jsonl", PIPELINE, PIPELINE_BEFORE, "engine.log", COMMAND_LOG)
+WATCHED += (TUNE_FILE, UPGRADE_FILE, "verdicts", "measurements")  # files and folders that the page shows
 TAIL_BYTES = 32 << 10  # of the engine's log that are read
 LIVE_SECTIONS: tuple[SectionMaker, ...] = (checks_section, performance_section, figures_section, climb_section)
 LIVE_SECTIONS += (tasks_section, attempts_section, problems_section)
@@ -76,7 +78,7 @@ def live_view(run: Run) -> Document:
     }
 
 
-def time_charts(run: Run) -> Charts | None:
+def time_charts(run: Run) -> CustomBlock | None:
     """Checks made and output rates over the minutes of the run; None before the first of them."""
     entries = run.read_journal().entries
     checks: dict[str, list[tuple[float, float]]] = {"passed": [], "failed or warned": []}
@@ -93,9 +95,8 @@ def time_charts(run: Run) -> Charts | None:
     measured = [ChartSeries(name="output tok/s", colour=1, points=tuple(rates))]
     count, rate = ChartAxis(title="checks", log=False), ChartAxis(title="output tok/s", log=False)
     checks_chart = line_chart("Checks made", made, x=x, y=count, label="Checks made over time")
-    rates_svg = draw_lines(measured, x=x, y=rate, label="Output rates over time")
-    charts = tuple(filter(None, (checks_chart, titled_chart("Output of each load", rates_svg))))
-    return Charts(charts=charts) if charts else None
+    rates_chart = line_chart("Output of each load", measured, x=x, y=rate, label="Output rates over time")
+    return next(iter(chart_blocks((checks_chart, rates_chart))), None)
 
 
 def step_views(pipeline: Pipeline, *, live: bool) -> list[Step]:
@@ -152,16 +153,6 @@ def event_text(data: Json) -> str:
     return clip_text(", ".join(f"{key} {figure_text(value)}" for key, value in plain), 160)
 
 
-def folder_stamp(run: Run) -> tuple[int, ...]:
-    """Sizes and times of the files that the page shows; changes whenever one is written."""
-    names = ("events.jsonl", PIPELINE, PIPELINE_BEFORE, "engine.log", COMMAND_LOG, TUNE_FILE, UPGRADE_FILE)
-    paths = [run.path / name for name in names]
-    for folder in ("verdicts", "measurements"):
-        paths += plain.list_entries(run.path / folder, "*.json")
-    stats = [path.lstat() for path in paths if plain.is_plain_file(path)]
-    return (run.is_locked, len(stats), *(number for stat in stats for number in (stat.st_size, stat.st_mtime_ns)))
-
-
 def read_state(run: Run, kind: type[T], name: str) -> T | None:
     """What a tuning or an upgrade wrote, or None if there is nothing that can be read."""
     try:
@@ -179,8 +170,8 @@ def trial_sections(run: Run) -> list[Section]:
         trials = [codec.decode(ClimbTrial, row, where=TABLE_FILE) for row in rows]
         keys = tuple(LegendKey(name=name, colour=colour, dashed=colour == SCREENED) for name, colour in LEGEND.items())
         drawn = pareto_charts(trials, tuning.screened) if trials and trials[0].output_tok_s else []
-        charts = Charts(charts=tuple(ReportChart(title=title, svg=svg, legend=keys) for title, svg in drawn))
-        blocks: tuple[Block, ...] = (Bullets(items=tuple(map(str.strip, tuning.findings))), *[charts] * bool(drawn))
+        charts = chart_blocks(ReportChart(title=title, svg=svg, legend=keys) for title, svg in drawn)
+        blocks: tuple[Block, ...] = (Bullets(items=tuple(map(str.strip, tuning.findings))), *charts)
         sections.append(Section(id="tuning", title=f"Tuning for {tuning.options.goal}", blocks=blocks))
     if result := read_state(run, UpgradeResult, UPGRADE_FILE):
         text = f"{result.outcome}{', applied' * result.applied}"
@@ -218,7 +209,7 @@ class RunFeed:
         self.run, self.render = run, render
         self.followers = 0
         self._lock = asyncio.Lock()
-        self._stamp: tuple[int, ...] | None = None
+        self._stamp: tuple[bool, str] | None = None
         self._looked_at = 0.0
         self._version, self._text = 0, ""
 
@@ -226,7 +217,7 @@ class RunFeed:
         """Return the number of the present state, and the state; at most POLL_S old."""
         async with self._lock:
             if time.monotonic() - self._looked_at >= POLL_S:
-                stamp = await asyncio.to_thread(folder_stamp, self.run)
+                stamp = await asyncio.to_thread(lambda: (self.run.is_locked, folder_stamp(self.run.path, WATCHED)))
                 if stamp != self._stamp:
                     self._text = await asyncio.to_thread(self.render, self.run)
                     self._stamp, self._version = stamp, self._version + 1

@@ -24,23 +24,19 @@ class DiskProbe:
         """Raise BadInput if `text` is a path that does not answer. Names and missing paths pass."""
         if "/" not in text:
             return
-        thread = self._probe_thread(os.path.expanduser(text))
+        path = os.path.expanduser(text)
+        with self._lock:
+            self._threads = {known: thread for known, thread in self._threads.items() if thread.is_alive()}
+            if path not in self._threads:
+                problem = f"{path}: {MAX_BLOCKED} other paths do not answer; no further one is tried"
+                refuse_if(len(self._threads) >= MAX_BLOCKED, problem)
+                self._threads[path] = threading.Thread(target=stat_path, args=(path,), daemon=True)
+                self._threads[path].start()
+            thread = self._threads[path]
         thread.join(TIMEOUT_S)
         if thread.is_alive():
             hint = "is it on a network mount that is gone?"
             raise BadInput(f"{text}: the disk has not answered for {TIMEOUT_S:g} s", hint=hint)
-
-    def _probe_thread(self, path: str) -> threading.Thread:
-        with self._lock:
-            self._threads = {known: thread for known, thread in self._threads.items() if thread.is_alive()}
-            if path in self._threads:
-                return self._threads[path]
-            text = f"{path}: {MAX_BLOCKED} other paths do not answer; no further one is tried"
-            refuse_if(len(self._threads) >= MAX_BLOCKED, text)
-            thread = threading.Thread(target=stat_path, args=(path,), daemon=True)
-            thread.start()
-            self._threads[path] = thread
-            return thread
 
 
 def stat_path(path: str) -> None:

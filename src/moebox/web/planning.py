@@ -29,7 +29,7 @@ from moebox.errors import MoeboxError, UnknownName, refuse_if
 from moebox.flows import recipes
 from moebox.planner.constraints import Constraints
 from moebox.planner.speed import Speed
-from moebox.report.block import Block, Bullets, Charts, CustomBlock, ReportChart
+from moebox.report.block import Block, CustomBlock, ReportChart, bullet_list, chart_blocks
 from moebox.report.charts import ChartAxis, ChartSeries, group_equal_devices, line_chart, whole_number
 from moebox.report.sections.memory import join_texts, memory_chart
 from moebox.report.svg import run_colour
@@ -192,18 +192,12 @@ def plan_blocks(answer: PlanReply) -> list[Block]:
     plan = answer.plan
     text = codec.to_toml(plan.recipe)
     form = recipe_form(plan.recipe.name, text, simulate=bool(answer.query.box), opened=False)
-    shown: list[Block] = [CustomBlock(kind="assessment", data=plan_assessment(answer))]
-    shown += [CustomBlock(kind="form", data=form), Charts(charts=tuple(memory_charts(plan)))]
-    forecast = forecast_chart(answer)
-    shown += [Charts(charts=(forecast,))] if forecast else []
-    if plan.warnings:
-        texts = (join_texts(warning.text, " – ", warning.remedy) for warning in plan.warnings)
-        shown.append(Bullets(title="Warnings", items=tuple(texts)))
-    shown.append(Bullets(title="Why", items=plan.reasons))
-    if plan.alternatives:
-        others = (f"{other.title}: {other.loses}" for other in plan.alternatives[:MAX_RUNNERS_UP])
-        shown.append(Bullets(title="Runners-up", items=tuple(others)))
-    return shown
+    shown: list[Block] = [CustomBlock("assessment", plan_assessment(answer))]
+    shown += [CustomBlock("form", form), *chart_blocks(memory_charts(plan)), *chart_blocks([forecast_chart(answer)])]
+    shown += bullet_list("Warnings", [join_texts(each.text, " – ", each.remedy) for each in plan.warnings])
+    shown += bullet_list("Why", plan.reasons)
+    others = [f"{other.title}: {other.loses}" for other in plan.alternatives[:MAX_RUNNERS_UP]]
+    return shown + bullet_list("Runners-up", others)
 
 
 def plan_command(query: PlanQuery) -> str:
@@ -218,8 +212,8 @@ def plan_assessment(answer: PlanReply) -> Assessment:
     query, plan = answer.query, answer.plan
     recipe = plan.recipe
     spread = [f"{name.upper()}{size}" for name in ("tp", "pp", "dcp") if (size := getattr(recipe.parallel, name)) > 1]
-    words = [registry.engine_display_name(recipe.engine), Path(recipe.checkpoint).name, " ".join(spread)]
-    words.append(f"{recipe.kv} cache")
+    engine, checkpoint = registry.engine_display_name(recipe.engine), Path(recipe.checkpoint).name
+    words = filter(None, (engine, checkpoint, " ".join(spread), f"{recipe.kv} cache"))
     fits = f"{plural(answer.held, 'request')} of {units.format_count(answer.context)} tokens at a time"
     fits += f" ({query.concurrency} requested)" if query.concurrency else ""
     cache = f"KV cache of {units.format_count(plan.memory.kv_tokens)} tokens"
@@ -231,12 +225,14 @@ def plan_assessment(answer: PlanReply) -> Assessment:
     load = f"{full_length(answer)}{each}, a full prompt is read in {read}"
     basis = f"steps {plan.measured}" if plan.measured else f"no calibration of this box: {plan.basis}"
     tone: Tone = "good" if answer.held >= max(query.concurrency, 1) else "warn"
-    cells = [AssessmentCell(name="chosen", text=" · ".join(filter(None, words)))]
-    cells.append(AssessmentCell(name="fits", text=fits, tone=tone, detail=cache))
     speed = f"{low} to {high}, {load}; {basis}"
-    cells.append(AssessmentCell(name="forecast", text=f"{format_number(rate)} tok/s", detail=speed))
-    cells.append(AssessmentCell(name="next", text=plan_command(query), command=True, detail="or start it below"))
-    return Assessment(cells=tuple(cells))
+    cells = (
+        AssessmentCell(name="chosen", text=" · ".join(words)),
+        AssessmentCell(name="fits", text=fits, tone=tone, detail=cache),
+        AssessmentCell(name="forecast", text=f"{format_number(rate)} tok/s", detail=speed),
+        AssessmentCell(name="next", text=plan_command(query), command=True, detail="or start it below"),
+    )
+    return Assessment(cells=cells)
 
 
 def full_length(answer: PlanReply) -> str:
@@ -251,11 +247,10 @@ def memory_charts(plan: Plan) -> list[ReportChart]:
     host = [row for row in rows if row[2].on_host]
     held = {part for _, _, device in host for part in device.parts} - {"free", "in use"}
     charts = [memory_chart("Memory per GPU", [row for row in rows if row not in host])]
-    charts += [memory_chart("Host memory", host)] if held else []
-    return list(filter(None, charts))
+    return charts + ([memory_chart("Host memory", host)] if held else [])
 
 
-def forecast_chart(answer: PlanReply) -> ReportChart | None:
+def forecast_chart(answer: PlanReply) -> ReportChart:
     """Decode rate over concurrency at a few contexts that fit the cache; with a range at the requested one."""
     max_streams = answer.plan.recipe.max_seqs or CONCURRENCIES[-1]
     series = []

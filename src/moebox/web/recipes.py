@@ -13,7 +13,8 @@ from moebox.checkpoint import deploy
 from moebox.core.recipe import Recipe
 from moebox.errors import MoeboxError, refuse_if, suggest_names
 from moebox.flows import recipes
-from moebox.report.block import Block, Prose, ReportTable, TableCell, table_columns
+from moebox.report.block import Block, Prose
+from moebox.report.table import ReportTable, TableCell, table_blocks
 from moebox.units import format_count
 from moebox.web.gate import WebSite
 from moebox.web.pages import NotFound, render_page, render_part
@@ -80,16 +81,10 @@ def forecast_blocks(recipe: Recipe) -> list[Block]:
         known = TableCell(text=format_number(row["decode_tok_s"]), aside=aside)
         over = TableCell(text="–", title="the cache does not hold so many")
         lines[row["concurrency"]].append(known if row["fits"] else over)
-    contexts = dict.fromkeys(f"at {format_count(row['context'])} tokens" for row in rows)
+    heads = ("streams", *dict.fromkeys(f"at {format_count(row['context'])} tokens" for row in rows))
     note = "Tokens per second of all streams together, with their range, by the tokens behind each stream."
-    table = ReportTable(
-        caption="Forecast, decode tok/s",
-        columns=table_columns("streams", *contexts, text=()),
-        rows=tuple((TableCell(text=str(streams)), *cells) for streams, cells in lines.items()),
-        note=note,
-        sortable=False,
-    )
-    return [table]
+    table = [(TableCell(text=str(streams)), *cells) for streams, cells in lines.items()]
+    return [*table_blocks(heads, table, text=(), caption="Forecast, decode tok/s", note=note, sortable=False)]
 
 
 def save_recipe(fields: dict[str, str], *, site: WebSite) -> Response:

@@ -10,20 +10,10 @@ from moebox.assess.assessment import Tone
 from moebox.assess.format import join_names, unique_names
 from moebox.core.verdict import CheckVerdict, Mark, Probe, Score
 from moebox.redact import hide_secrets
-from moebox.report.block import (
-    Block,
-    CustomBlock,
-    ReportTable,
-    Section,
-    TableCell,
-    chart_blocks,
-    figure_cell,
-    table_columns,
-    text_cell,
-    titled_chart,
-)
+from moebox.report.block import Block, CustomBlock, ReportChart, Section, chart_blocks
 from moebox.report.charts import draw_ranking
 from moebox.report.svg import run_colour
+from moebox.report.table import TableCell, figure_cell, table_blocks, text_cell
 from moebox.runs.record import RunRecord
 
 TONES: dict[Mark, Tone] = {"pass": "good", "fail": "bad", "skip": "quiet", "warn": "warn"}
@@ -46,17 +36,15 @@ def checks_section(records: Sequence[RunRecord]) -> Section:
         rows = []
         for name in unique_names(name for table in marks for name in table):
             found = [table.get(name) for table in marks]
-            cells = [text_cell(SIGNS[mark], tone=TONES[mark]) if mark else text_cell("") for mark in found]
-            rows.append((text_cell(name), *cells))
+            rows.append((name, *(text_cell(SIGNS[mark], tone=TONES[mark]) if mark else "" for mark in found)))
         heads = ("Check", *(record.label for record in checked))
-        columns = table_columns(*heads, text=range(len(heads)))
-        blocks.append(ReportTable(columns=columns, rows=tuple(rows), sortable=False))
+        blocks += table_blocks(heads, rows, text=range(len(heads)), sortable=False)
     for index, record in enumerate(records):
         if checks := record.all_checks:
             data = {"name": record.page_label, "colour": run_colour(index), "checks": checks, "signs": SIGNS}
-            blocks.append(CustomBlock(kind="checks", data=data))
+            blocks.append(CustomBlock("checks", data))
     lead = " ".join(record.sentence_prefix + checks_sentence(record) for record in checked)
-    return Section(id="checks", title="Does it answer right", lead=lead, blocks=tuple(blocks))
+    return Section(id="checks", title="Does it answer right", lead=lead, blocks=blocks)
 
 
 def checks_sentence(record: RunRecord) -> str:
@@ -124,21 +112,22 @@ def quality_section(records: Sequence[RunRecord]) -> Section:
             mean, ratio = figures.mean_kl, figures.perplexity_ratio
             interval = f"{mean.low:.4f} to {mean.high:.4f}"
             bars[figures.name] = (figures.name, run_colour(place), mean.value, interval)
-            cells = [TableCell(text=figures.name, value=figures.name)]
-            cells += [TableCell(text=f"{mean.value:.4f}", value=mean.value, aside=interval)]
-            cells += [figure_cell(figures.p99_kl.value, digits=3)]
-            cells += [TableCell(text=f"{figures.same_top.value:.1%}", value=figures.same_top.value)]
-            cells += [figure_cell(ratio.value if ratio else None, digits=3), figure_cell(float(figures.positions))]
-            rows.append(tuple(cells))
+            row = (
+                figures.name,
+                TableCell(text=f"{mean.value:.4f}", value=mean.value, aside=interval),
+                figure_cell(figures.p99_kl.value, digits=3),
+                TableCell(text=f"{figures.same_top.value:.1%}", value=figures.same_top.value),
+                figure_cell(ratio.value if ratio else None, digits=3),
+                figures.positions,
+            )
+            rows.append(row)
         caption = f"Against {record.quality.references[judged.nearest]}{record.title_suffix}"
-        blocks.append(
-            ReportTable(caption=caption, columns=table_columns(*QUALITY_HEADS), rows=tuple(rows), note=QUALITY_NOTE)
-        )
+        blocks += table_blocks(QUALITY_HEADS, rows, caption=caption, note=QUALITY_NOTE)
         charts = []
         for title, parts in (("kind of text", judged.by_kind), ("depth in the context", judged.by_depth)):
             heading = f"Divergence by {title}{record.title_suffix}"
-            chart = draw_ranking([bars[part.name] for part in parts], label=heading, unit="nats")
-            charts.append(titled_chart(heading, chart))
+            svg = draw_ranking([bars[part.name] for part in parts], label=heading, unit="nats")
+            charts.append(ReportChart(title=heading, svg=svg))
         blocks += chart_blocks(charts)
         sentences.append(f"{record.sentence_prefix}{judged.verdict}.")
-    return Section(id="quality", title="Quality", lead=" ".join(sentences), blocks=tuple(blocks))
+    return Section(id="quality", title="Quality", lead=" ".join(sentences), blocks=blocks)

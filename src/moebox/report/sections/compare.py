@@ -1,11 +1,10 @@
 """Several runs side by side: configurations, settings that differ, and results."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from moebox import units
 from moebox.assess.assessment import Tone
-from moebox.assess.format import DASH, format_ms, format_number, format_ratio, unique_names
+from moebox.assess.format import DASH, format_ms, format_ratio, unique_names
 from moebox.assess.naming import (
     box_title,
     engine_title,
@@ -17,16 +16,8 @@ from moebox.assess.naming import (
 )
 from moebox.core.catalogue import get_model
 from moebox.core.recipe import Hybrid, Recipe
-from moebox.report.block import (
-    ReportTable,
-    Section,
-    TableCell,
-    TableColumn,
-    drop_empty_columns,
-    table_columns,
-    text_cell,
-)
-from moebox.report.svg import run_colour
+from moebox.report.block import Section
+from moebox.report.table import CellValue, ComparedFigure, TableCell, run_cell, table_blocks, text_cell
 from moebox.runs.record import LoadResult, RunRecord, RunStatus
 
 MAX_COLUMNS = 3  # more runs than this are rows instead of columns
@@ -38,28 +29,20 @@ def compare_section(records: Sequence[RunRecord]) -> Section | None:
         return None
     reason = incomparable_reason(records)
     by_name = [(name, [*map(read, records)]) for name, read in SETTINGS.items()]
-    settings = tuple((text_cell(name), *map(text_cell, values)) for name, values in by_name if len(set(values)) > 1)
-    figures = tuple(row for headline in HEADLINES if (row := headline_row(headline, records, ratios=not reason)))
-    tables: list[ReportTable] = []
+    settings = [(name, *values) for name, values in by_name if len(set(values)) > 1]
+    figures = [row for headline in HEADLINES if (row := headline_row(headline, records, ratios=not reason))]
     if len(records) <= MAX_COLUMNS:
-        names = [TableColumn(title=record.label) for record in records]
-        for caption, first, rows in (("What differs", "Setting", settings), ("Results", "Figure", figures)):
-            note = f"No ratios: {reason}." if reason and rows is figures else ""
-            columns = (TableColumn(title=first, numeric=False), *names)
-            tables += (
-                [ReportTable(caption=caption, columns=columns, rows=rows, sortable=False, note=note)] if rows else []
-            )
-    elif lines := (*settings, *figures):
-        heads = [TableColumn(title="Run", numeric=False)]
-        heads += [TableColumn(title=line[0].text, numeric=place >= len(settings)) for place, line in enumerate(lines)]
-        rows = tuple(
-            (text_cell(record.label, colour=run_colour(index)), *(line[index + 1] for line in lines))
-            for index, record in enumerate(records)
-        )
-        tables.append(ReportTable(caption="Settings and results", columns=tuple(heads), rows=rows))
+        names = [record.label for record in records]
+        tables = table_blocks(("Setting", *names), settings, caption="What differs", sortable=False)
+        note = f"No ratios: {reason}." if reason else ""
+        tables += table_blocks(("Figure", *names), figures, caption="Results", sortable=False, note=note)
+    else:
+        heads, *rows = zip(("Run", *map(run_cell, records, range(len(records)))), *settings, *figures, strict=True)
+        text = range(1 + len(settings))
+        tables = table_blocks(heads, rows, text=text, caption="Settings and results") if len(heads) > 1 else []
     imported = sum(record.imported for record in records)
     note = f" {imported} of them hold published figures, imported." if 0 < imported < len(records) else ""
-    return Section(id="compare", title="Side by side", lead=f"{len(records)} runs.{note}", blocks=tuple(tables))
+    return Section(id="compare", title="Side by side", lead=f"{len(records)} runs.{note}", blocks=tables)
 
 
 def of_recipe(read: Callable[[Recipe], str]) -> Callable[[RunRecord], str]:
@@ -88,16 +71,6 @@ def expert_layers(hybrid: Hybrid) -> str:
     return "+".join(str(len(layers)) for layers in hybrid.experts) or "0"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeadlineFigure:
-    """One figure of a run, how it is written, and which of several values is the best."""
-
-    title: str
-    read: Callable[[RunRecord], float | None]
-    write: Callable[[float], str] = format_number
-    best: Callable[[Sequence[float]], float] = max
-
-
 def lowest_latency(read: Callable[[LoadResult], float | None]) -> Callable[[RunRecord], float | None]:
     return lambda record: min((value for load in record.loads if (value := read(load)) is not None), default=None)
 
@@ -114,38 +87,34 @@ def kv_capacity(record: RunRecord) -> float | None:
     return record.kv_tokens or (record.planned_memory.kv_tokens if record.planned_memory else None)
 
 
-HEADLINES = (
-    HeadlineFigure(title="Highest output tok/s", read=lambda record: record.highest_value("output_tok_s")),
-    HeadlineFigure(title="Highest total tok/s", read=lambda record: record.highest_value("total_tok_s")),
-    HeadlineFigure(title="Token generation, tok/s", read=lambda record: record.highest_value("tg_tok_s")),
-    HeadlineFigure(title="Prompt processing, tok/s", read=lambda record: record.highest_value("pp_tok_s")),
-    HeadlineFigure(title="Fastest stream, tok/s", read=fastest_stream),
-    HeadlineFigure(
-        title="Lowest mean TTFT", read=lowest_latency(lambda load: load.ttft.mean_or_median), write=format_ms, best=min
-    ),
-    HeadlineFigure(
-        title="Lowest mean TPOT", read=lowest_latency(lambda load: load.tpot.mean_or_median), write=format_ms, best=min
-    ),
-    HeadlineFigure(title="KV capacity, tokens", read=kv_capacity, write=units.format_count),
+HEADLINES: tuple[ComparedFigure[RunRecord], ...] = (
+    ComparedFigure("Highest output tok/s", lambda record: record.highest_value("output_tok_s")),
+    ComparedFigure("Highest total tok/s", lambda record: record.highest_value("total_tok_s")),
+    ComparedFigure("Token generation, tok/s", lambda record: record.highest_value("tg_tok_s")),
+    ComparedFigure("Prompt processing, tok/s", lambda record: record.highest_value("pp_tok_s")),
+    ComparedFigure("Fastest stream, tok/s", fastest_stream),
+    ComparedFigure("Lowest mean TTFT", lowest_latency(lambda load: load.ttft.mean_or_median), min, format_ms),
+    ComparedFigure("Lowest mean TPOT", lowest_latency(lambda load: load.tpot.mean_or_median), min, format_ms),
+    ComparedFigure("KV capacity, tokens", kv_capacity, max, units.format_count),
 )
 
 
-def headline_row(headline: HeadlineFigure, records: Sequence[RunRecord], *, ratios: bool) -> tuple[TableCell, ...]:
+def headline_row(
+    headline: ComparedFigure[RunRecord], records: Sequence[RunRecord], *, ratios: bool
+) -> tuple[CellValue, ...]:
     """One figure of each run, if two or more have it; with `ratios` the best is bold and the others a share of it."""
     values = [*map(headline.read, records)]
     known = [value for value in values if value is not None]
     if len(known) < 2:
         return ()
-    best = headline.best(known) if ratios else None
-    cells = [text_cell(headline.title)]
+    best = headline.best(known) if ratios and headline.best else None
+    cells = []
     for value in values:
-        if value is None:
-            cells.append(text_cell(DASH, tone="quiet"))
-            continue
-        tone: Tone = "best" if value == best else ""
+        tone: Tone = "quiet" if value is None else "best" if value == best else ""
         ratio = format_ratio(value / best) if best and value and not tone else ""
-        cells.append(TableCell(text=headline.write(value), aside=ratio, value=value, tone=tone))
-    return tuple(cells)
+        text = DASH if value is None else headline.write(value)
+        cells.append(TableCell(text=text, aside=ratio, value=DASH if value is None else value, tone=tone))
+    return (headline.title, *cells)
 
 
 def incomparable_reason(records: Sequence[RunRecord]) -> str:
@@ -165,16 +134,13 @@ TONES: dict[RunStatus, Tone] = {"WORKING": "good", "PARTLY": "warn", "INTERRUPTE
 
 
 def models_section(records: Sequence[RunRecord]) -> Section | None:
-    rows = tuple(model_cells(record, index) for index, record in enumerate(records) if record.recipe)
-    if not rows:
-        return None
-    columns = table_columns(*HEADS, text=(0, 1, 2, 4, 5, 6, 7, 9))
-    table = ReportTable(caption="Configurations", columns=columns, rows=rows)
-    blocks = (drop_empty_columns(table, single_run=len(records) == 1),)
+    rows = [model_cells(record, index) for index, record in enumerate(records) if record.recipe]
+    text = (0, 1, 2, 4, 5, 6, 7, 9)
+    blocks = table_blocks(HEADS, rows, text=text, drop_empty=True, caption="Configurations")
     return Section(id="models", title="Models tested", blocks=blocks)
 
 
-def model_cells(record: RunRecord, index: int) -> tuple[TableCell, ...]:
+def model_cells(record: RunRecord, index: int) -> tuple[CellValue, ...]:
     """Model, checkpoint, engine, layout and status of one run."""
     recipe = record.recipe
     assert recipe is not None
@@ -184,14 +150,14 @@ def model_cells(record: RunRecord, index: int) -> tuple[TableCell, ...]:
     draft = f" + {recipe.speculate.method.upper()}" if recipe.speculate else ""
     context = TableCell(text=f"{recipe.context:,}", value=float(recipe.context))
     return (
-        text_cell(record.label, colour=run_colour(index)),
-        text_cell(model_title(recipe.model)),
+        run_cell(record, index),
+        model_title(recipe.model),
         text_cell(quant_title(record) + draft, title=recipe.checkpoint),
-        TableCell(text=units.format_gb(size), value=float(size)) if size else text_cell(""),
-        text_cell(f"{moe.experts}, {moe.used}+{moe.shared} active" if moe else ""),
-        text_cell(engine_title(record)),
-        text_cell(parallelism_title(record) or placement_title(record, single_gpu="one device")),
-        text_cell(recipe.kv),
-        context if recipe.context else text_cell("the model's"),
+        TableCell(text=units.format_gb(size), value=float(size)) if size else "",
+        f"{moe.experts}, {moe.used}+{moe.shared} active" if moe else "",
+        engine_title(record),
+        parallelism_title(record) or placement_title(record, single_gpu="one device"),
+        recipe.kv,
+        context if recipe.context else "the model's",
         text_cell(record.status, tone=TONES.get(record.status, "quiet")),
     )

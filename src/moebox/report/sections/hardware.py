@@ -8,8 +8,9 @@ from moebox.assess.format import format_gib, group_by, join_names
 from moebox.assess.naming import box_title, cpu_title
 from moebox.core.box import Box
 from moebox.loose import Document
-from moebox.report.block import Block, CustomBlock, ReportTable, Section, table_columns, text_cell
+from moebox.report.block import Block, CustomBlock, Section
 from moebox.report.svg import run_colour
+from moebox.report.table import CellValue, ReportTable, table_blocks, text_cell
 from moebox.runs.record import RunRecord
 
 NEAR = ("pix", "pxb")  # links behind one PCIe switch, by nvidia-smi topo's names
@@ -19,22 +20,17 @@ MAX_MATRIX_GPUS = 16
 
 def hardware_section(records: Sequence[RunRecord]) -> Section:
     """Each different box once, with its runs if there are several boxes."""
-    boxes: list[tuple[Box, list[int]]] = []
-    for index, record in enumerate(records):
-        if record.box is not None:
-            runs = next((runs for box, runs in boxes if box == record.box), None)
-            if runs is None:
-                boxes.append((record.box, [index]))
-            else:
-                runs.append(index)
+    known = [record.box for record in records if record.box is not None]
+    boxes = [box for place, box in enumerate(known) if box not in known[:place]]
     blocks: list[Block] = []
-    for box, runs in boxes:
+    for box in boxes:
+        runs = [index for index, record in enumerate(records) if record.box == box]
         labels = [(records[index].label, run_colour(index)) for index in runs] if len(boxes) > 1 else []
-        blocks.append(CustomBlock(kind="topology", data=topology_drawing(box, records[runs[0]]) | {"runs": labels}))
+        blocks.append(CustomBlock("topology", topology_drawing(box, records[runs[0]]) | {"runs": labels}))
         if box.links and len(box.gpus) <= MAX_MATRIX_GPUS:
-            blocks.append(link_matrix(box))
-    lead = hardware_lead(boxes[0][0]) if len(boxes) == 1 else ""
-    return Section(id="hardware", title="Hardware and topology", lead=lead, blocks=tuple(blocks))
+            blocks += link_matrix(box)
+    lead = hardware_lead(boxes[0]) if len(boxes) == 1 else ""
+    return Section(id="hardware", title="Hardware and topology", lead=lead, blocks=blocks)
 
 
 def hardware_lead(box: Box) -> str:
@@ -136,12 +132,12 @@ def box_facts(box: Box) -> dict[str, str]:
     return facts
 
 
-def link_matrix(box: Box) -> ReportTable:
+def link_matrix(box: Box) -> list[ReportTable]:
     """The link between every two GPUs, as nvidia-smi topo prints it."""
     links = box.links_by_pair
     rows = []
     for a in range(len(box.gpus)):
-        cells = [text_cell(f"GPU{a}")]
+        cells: list[CellValue] = [f"GPU{a}"]
         for b in range(len(box.gpus)):
             link = links.get((a, b))
             if link is None:
@@ -150,13 +146,8 @@ def link_matrix(box: Box) -> ReportTable:
             lanes, peer = f" ×{link.lanes}" if link.lanes else "", " no P2P" if link.p2p is False else ""
             tone: Tone = "good" if link.kind in (*NEAR, "nvlink") else "quiet"
             cells.append(text_cell(f"{LINK_NAMES.get(link.kind, link.kind)}{lanes}{peer}", tone=tone))
-        rows.append(tuple(cells))
+        rows.append(cells)
     heads = ("From", *(f"GPU{index}" for index in range(len(box.gpus))))
-    return ReportTable(
-        caption="Link matrix",
-        columns=table_columns(*heads, text=range(len(heads))),
-        rows=tuple(rows),
-        note="PIX: one PCIe switch; NODE: across switches of one NUMA node; SYS: across sockets.",
-        sortable=False,
-        folded=True,
-    )
+    note = "PIX: one PCIe switch; NODE: across switches of one NUMA node; SYS: across sockets."
+    text = range(len(heads))
+    return table_blocks(heads, rows, text=text, caption="Link matrix", note=note, sortable=False, folded=True)

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from moebox.assess.format import group_by, unique_names
 from moebox.core.kernel import KernelFindings, KernelLaunch, NotCovered
 from moebox.core.symptom import KnownFailure
-from moebox.report.block import Block, Bullets, ReportTable, Section, bullet_list, figure_cell, table_columns, text_cell
+from moebox.report.block import Block, Bullets, Section, bullet_list
+from moebox.report.table import ReportTable, figure_cell, table_blocks, text_cell
 from moebox.runs.record import RunRecord
 
 MAX_REASONS = 12  # lines of one list
@@ -20,29 +21,27 @@ def kernels_section(records: Sequence[RunRecord]) -> Section | None:
     for record in records:
         for scan in record.kernels:
             compiled = scan.by == "compiling"
-            judged = (
-                f"by compiling (Triton {scan.triton})" if compiled else "by table" if scan.launches else "not judged"
-            )
+            without = "by table" if scan.launches else "not judged"
+            judged = f"by compiling (Triton {scan.triton})" if compiled else without
             target = f"{scan.model} TP{scan.tp}, {scan.kv} cache, {scan.arch}" if scan.model else scan.arch
             run = f" ({record.page_label})" if record.page_label else ""
-            new_row = (
-                text_cell(f"{scan.engine} {scan.version}".strip() + run),
-                text_cell(target),
-                text_cell(judged),
-                figure_cell(float(scan.launches), digits=0),
-                figure_cell(float(scan.spills), digits=0) if compiled else text_cell(""),
+            row = (
+                f"{scan.engine} {scan.version}".strip() + run,
+                target,
+                judged,
+                scan.launches,
+                scan.spills if compiled else "",
                 figure_cell(float(len(scan.bad)), digits=0, tone="bad" if scan.bad else ""),
-                figure_cell(float(len(scan.not_covered)), digits=0),
+                len(scan.not_covered),
             )
-            rows.append(new_row)
+            rows.append(row)
     heads = ("Kernels of", "For", "Judged", "Launches", "Spill", "Will not launch", "Not covered")
+    others = [row for scan in scans for row in scan.judged]
     blocks: tuple[Block, ...] = (
-        ReportTable(columns=table_columns(*heads, text=(0, 1, 2)), rows=tuple(rows), sortable=False),
+        *table_blocks(heads, rows, text=(0, 1, 2), sortable=False),
         *failure_tables([kernel for scan in scans for kernel in scan.bad]),
         *reason_list("Not covered", [row for scan in scans for row in scan.not_covered], ": "),
-        *reason_list(
-            "Not Triton's: known by version, not compiled", [row for scan in scans for row in scan.judged], " → "
-        ),
+        *reason_list("Not Triton's: known by version, not compiled", others, " → "),
     )
     return Section(id="kernels", title="Kernels", lead=kernels_lead(scans), blocks=blocks)
 
@@ -76,10 +75,9 @@ def failure_tables(bad: Sequence[KernelLaunch | KnownFailure]) -> list[ReportTab
     for (name, needed, limit, blocks, place), group in group_by(described, lambda pair: pair[0]).items():
         cases = unique_names(case for _, case in group)
         text = "; ".join(cases) if len(cases) <= 3 else f"{'; '.join(cases[:2])} and {len(cases) - 2} more"
-        sizes = (figure_cell(float(size) if size else None, digits=0) for size in (needed, limit))
-        rows.append((text_cell(name, tone="bad"), *sizes, text_cell(blocks), text_cell(text), text_cell(place)))
-    heads = table_columns("Kernel", "Asks bytes", "There are", "Blocks", "When", "Launched at", text=(0, 3, 4, 5))
-    return [ReportTable(caption="Will not launch", columns=heads, rows=tuple(rows))] if rows else []
+        rows.append((text_cell(name, tone="bad"), needed or None, limit or None, blocks, text, place))
+    heads = ("Kernel", "Asks bytes", "There are", "Blocks", "When", "Launched at")
+    return table_blocks(heads, rows, text=(0, 3, 4, 5), caption="Will not launch")
 
 
 def reason_list(title: str, found: Sequence[NotCovered], joint: str) -> list[Bullets]:

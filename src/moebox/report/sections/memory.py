@@ -19,23 +19,9 @@ from moebox.assess.format import (
     group_by,
     unique_names,
 )
-from moebox.report.block import (
-    Block,
-    LegendKey,
-    ReportChart,
-    ReportTable,
-    Section,
-    TableCell,
-    bullet_list,
-    chart_blocks,
-    drop_empty_columns,
-    figure_cell,
-    table_columns,
-    text_cell,
-    titled_chart,
-)
+from moebox.report.block import Block, LegendKey, ReportChart, Section, bullet_list, chart_blocks
 from moebox.report.charts import PART_COLOURS, draw_memory, group_equal_devices
-from moebox.report.svg import run_colour
+from moebox.report.table import CellValue, ReportTable, TableCell, figure_cell, run_cell, table_blocks, text_cell
 from moebox.runs.record import RunRecord
 from moebox.units import plural
 
@@ -78,26 +64,22 @@ def memory_section(records: Sequence[RunRecord]) -> Section | None:
     has_gpu = any(record.gpus for record in records)
     gpus, host = [row for row in rows if not row[2].on_host], [row for row in rows if row[2].on_host]
     title = "Memory per GPU" if has_gpu else "As the engine reports it"
-    cells = [memory_cells(record, index, side) for index, record in enumerate(records) for side in memory_sides(record)]
-    table = ReportTable(
-        caption="The fullest GPU" if has_gpu else "Host memory",
-        columns=table_columns(*HEADS, text=(0, 1)),
-        rows=tuple(cells),
-        note=" ".join(unique_names(record.memory_note for record in records)),
-    )
+    lines = [memory_cells(record, index, side) for index, record in enumerate(records) for side in memory_sides(record)]
+    caption = "The fullest GPU" if has_gpu else "Host memory"
+    note = " ".join(unique_names(record.memory_note for record in records))
     blocks: list[Block] = [*chart_blocks((memory_chart(title, gpus), memory_chart("Host memory", host)))]
-    blocks.append(drop_empty_columns(table, single_run=len(records) == 1))
-    return Section(id="memory", title="Memory", lead=memory_lead(records), blocks=tuple(blocks))
+    blocks += table_blocks(HEADS, lines, text=(0, 1), drop_empty=True, caption=caption, note=note)
+    return Section(id="memory", title="Memory", lead=memory_lead(records), blocks=blocks)
 
 
-def memory_chart(title: str, rows: Sequence[tuple[str, str, DeviceParts]]) -> ReportChart | None:
+def memory_chart(title: str, rows: Sequence[tuple[str, str, DeviceParts]]) -> ReportChart:
     """Bars (heading, kind, device) with a legend of the parts that occur."""
     shown = {name for _, _, device in rows for name in device.parts}
     legend = [LegendKey(name=name, colour=colour, family="m") for name, colour in PART_COLOURS.items() if name in shown]
-    return titled_chart(title, draw_memory(rows, label=f"{title} by part"), legend=legend, wide=True)
+    return ReportChart(title=title, svg=draw_memory(rows, label=f"{title} by part"), legend=legend, wide=True)
 
 
-def memory_cells(record: RunRecord, index: int, side: MemorySide) -> tuple[TableCell, ...]:
+def memory_cells(record: RunRecord, index: int, side: MemorySide) -> tuple[CellValue, ...]:
     """A row about the fullest GPU; without a GPU, about all of the host's memory."""
     if record.gpus:
         gpus = [device for device in side.devices if not device.on_host]
@@ -112,8 +94,8 @@ def memory_cells(record: RunRecord, index: int, side: MemorySide) -> tuple[Table
     context = record.recipe.context if record.recipe else 0
     requests = side.kv_tokens / context if side.kv_tokens and context else None
     return (
-        text_cell(record.label, colour=run_colour(index)),
-        text_cell(side.kind),
+        run_cell(record, index),
+        side.kind,
         *(TableCell(text=format_gib(size) if size else DASH, value=size) for size in sizes),
         figure_cell(side.kv_tokens, digits=0),
         figure_cell(requests, digits=1),
@@ -136,7 +118,7 @@ def memory_lead(records: Sequence[RunRecord]) -> str:
 def plan_section(records: Sequence[RunRecord]) -> Section:
     """Memory, then a row for each load; then reasons, warnings and runners-up of the plans."""
     figures = planned_figures(records)
-    blocks: list[Block] = list(filter(None, (memory_table(records, figures), loads_table(records, figures))))
+    blocks: list[Block] = [*memory_table(records, figures), *loads_table(records, figures)]
     for record in records:
         plan, suffix = record.plan, record.title_suffix
         reasons = unique_names((*(plan.reasons if plan else ()), record.forecast_basis))
@@ -145,12 +127,12 @@ def plan_section(records: Sequence[RunRecord]) -> Section:
         blocks += bullet_list(f"Why this plan{suffix}", reasons)
         blocks += bullet_list(f"What it warned of{suffix}", warnings)
         blocks += bullet_list(f"Runners-up{suffix}", others)
-    return Section(id="plan", title="Plan against measurement", lead=plan_lead(figures), blocks=tuple(blocks))
+    return Section(id="plan", title="Plan against measurement", lead=plan_lead(figures), blocks=blocks)
 
 
-def memory_table(records: Sequence[RunRecord], figures: Sequence[PlannedFigure]) -> ReportTable | None:
+def memory_table(records: Sequence[RunRecord], figures: Sequence[PlannedFigure]) -> list[ReportTable]:
     """Weights and cache, planned beside measured."""
-    rows = []
+    rows: list[Sequence[CellValue]] = []
     for figure in figures:
         if not figure.load:
             sizes = [
@@ -158,35 +140,29 @@ def memory_table(records: Sequence[RunRecord], figures: Sequence[PlannedFigure])
                 for size in (figure.planned, figure.measured)
             ]
             error = TableCell(text=format_change(figure.relative_error), value=figure.relative_error)
-            run = text_cell(records[figure.run].label, colour=run_colour(figure.run))
-            rows.append((run, text_cell(figure.what), *sizes, error))
-    if not rows:
-        return None
-    heads = table_columns("Run", "Figure", "Planned", "Measured", "Off by", text=(0, 1))
-    table = ReportTable(caption="Memory", columns=heads, rows=tuple(rows))
-    return drop_empty_columns(table, single_run=len(records) == 1)
+            rows.append((run_cell(records[figure.run], figure.run), figure.what, *sizes, error))
+    heads = ("Run", "Figure", "Planned", "Measured", "Off by")
+    return table_blocks(heads, rows, text=(0, 1), drop_empty=True, caption="Memory")
 
 
-def loads_table(records: Sequence[RunRecord], figures: Sequence[PlannedFigure]) -> ReportTable | None:
+def loads_table(records: Sequence[RunRecord], figures: Sequence[PlannedFigure]) -> list[ReportTable]:
     """A row for each load: every figure as forecast → measured, and whether they lie in their ranges."""
     of_loads = [figure for figure in figures if figure.load]
-    if not of_loads:
-        return None
     names = unique_names(figure.what for figure in of_loads)
-    rows = []
+    start = 0 if len(records) > 1 else 1  # without the name of the only run
+    rows: list[Sequence[CellValue]] = []
     for (run, load), group in group_by(of_loads, lambda figure: (figure.run, figure.load)).items():
         by_name = {figure.what: figure for figure in group}
         ranged = [figure for figure in by_name.values() if figure.expected_range]
         outside = [figure.what.removeprefix("Mean ").removesuffix(" tok/s") for figure in ranged if not figure.in_range]
         tone: Tone = "warn" if outside else "good" if ranged else "quiet"
         verdict = f"no: {', '.join(outside)}" if outside else "yes" if ranged else ""
-        first = [text_cell(records[run].label, colour=run_colour(run))] if len(records) > 1 else []
-        cells = [forecast_cell(by_name.get(name)) for name in names]
-        rows.append((*first, text_cell(load.replace(" ", "\u00a0")), *cells, text_cell(verdict, tone=tone)))
-    first_heads = ("Run", "Load") if len(records) > 1 else ("Load",)
-    text_positions = (0, len(first_heads) - 1, len(names) + len(first_heads))
-    heads = table_columns(*first_heads, *names, "In its range", text=text_positions)
-    return ReportTable(caption="Forecast → measured", columns=heads, rows=tuple(rows), sortable=False)
+        line: list[CellValue] = [run_cell(records[run], run), load.replace(" ", "\u00a0")]
+        line += [*(forecast_cell(by_name.get(name)) for name in names), text_cell(verdict, tone=tone)]
+        rows.append(line[start:])
+    heads = ("Run", "Load", *names, "In its range")[start:]
+    text = (0, 1 - start, len(heads) - 1)
+    return table_blocks(heads, rows, text=text, caption="Forecast → measured", sortable=False)
 
 
 def forecast_cell(figure: PlannedFigure | None) -> TableCell:

@@ -1,24 +1,16 @@
 """Throughput and latency over load, gaps between tokens, throughput over time, and every figure in tables."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 from moebox.assess.assessment import Tone
-from moebox.assess.format import capitalize, format_ms, format_number, short_number, tick_ms, unique_names
-from moebox.report.block import (
-    ReportChart,
-    ReportTable,
-    Section,
-    TableCell,
-    TableColumn,
-    chart_blocks,
-    text_cell,
-    titled_chart,
-)
+from moebox.assess.format import DASH, capitalize, format_ms, tick_ms, unique_names
+from moebox.report.block import ReportChart, Section, chart_blocks
 from moebox.report.charts import ChartAxis, ChartSeries, draw_ranking, line_chart, whole_number
 from moebox.report.samples import SampleDigest, digest_samples
 from moebox.report.svg import run_colour
+from moebox.report.table import ComparedFigure, ReportTable, TableCell, run_cell, table_blocks, text_cell
 from moebox.runs.record import LoadResult, RunRecord
 
 SINGLE_RUN = "measured"  # name of the line in a drawing of one run
@@ -29,28 +21,29 @@ LONG_REPLY = 512  # tokens; shorter replies do not slow down
 MIN_SERVER_SAMPLES = 5  # counts of the server that make a line worth drawing
 
 
-@dataclass(frozen=True, slots=True)
-class LoadCurve:
+class LoadCurve(NamedTuple):
     """One drawing over load: its title, its axis, the measured figure, and the forecast's field for it."""
 
     title: str
-    axis: str
+    y: ChartAxis
     read: Callable[[LoadResult], float | None]
     forecast: str = ""
-    latency: bool = False
 
 
+TTFT_AXIS, TPOT_AXIS = (ChartAxis(title=f"mean {name}", format=format_ms, tick=tick_ms) for name in ("TTFT", "TPOT"))
 CURVES = (
-    LoadCurve("Output throughput", "output tok/s", lambda load: load.output_tok_s, "output_tok_s"),
-    LoadCurve("Total throughput", "input + output tok/s", lambda load: load.total_tok_s),
-    LoadCurve("Time to first token", "mean TTFT", lambda load: load.ttft.mean_or_median, "ttft_ms", latency=True),
-    LoadCurve("Time per output token", "mean TPOT", lambda load: load.tpot.mean_or_median, "tpot_ms", latency=True),
+    LoadCurve("Output throughput", ChartAxis(title="output tok/s"), lambda load: load.output_tok_s, "output_tok_s"),
+    LoadCurve("Total throughput", ChartAxis(title="input + output tok/s"), lambda load: load.total_tok_s),
+    LoadCurve("Time to first token", TTFT_AXIS, lambda load: load.ttft.mean_or_median, "ttft_ms"),
+    LoadCurve("Time per output token", TPOT_AXIS, lambda load: load.tpot.mean_or_median, "tpot_ms"),
 )
 
 
 def performance_section(records: Sequence[RunRecord]) -> Section:
     """Every drawing there is data for, workload by workload."""
-    groups: list[list[ReportChart | None]] = [load_charts(records, workload) for workload in workload_names(records)]
+    groups: list[Sequence[ReportChart | None]] = [
+        load_charts(records, workload) for workload in workload_names(records)
+    ]
     single = (("Token generation, one stream", "tg_tok_s"), ("Prompt processing", "pp_tok_s"))
     groups.append([rate_chart(records, title, field) for title, field in single])
     groups.append([*sample_charts(records), position_chart(records), server_chart(records)])
@@ -69,7 +62,7 @@ def workload_names(records: Sequence[RunRecord]) -> list[str]:
     return list(dict.fromkeys(load.workload for record in records for load in record.loads))
 
 
-def load_charts(records: Sequence[RunRecord], workload: str) -> list[ReportChart | None]:
+def load_charts(records: Sequence[RunRecord], workload: str) -> list[ReportChart]:
     """Throughput, TTFT and TPOT against concurrency (or request rate) for one workload, with forecasts."""
     loads = [record.loads_of(workload) for record in records]
     values = {load.load_value for own in loads for load in own} - {0.0}
@@ -93,11 +86,8 @@ def load_charts(records: Sequence[RunRecord], workload: str) -> list[ReportChart
             series.append(ChartSeries(name=name, colour=run_colour(index), points=tuple(sorted(points))))
         if curve.forecast:
             series += forecast_series(records, workload, curve.forecast)
-        y = ChartAxis(title=curve.axis, format=short_number)
-        if curve.latency:
-            y = ChartAxis(title=curve.axis, format=format_ms, tick=tick_ms)
-        label, caption = f"{curve.title} against {x.title}{suffix}", best_points(series, x, y)
-        charts.append(line_chart(curve.title + suffix, series, x=x, y=y, label=label, caption=caption))
+        label, caption = f"{curve.title} against {x.title}{suffix}", best_points(series, x, curve.y)
+        charts.append(line_chart(curve.title + suffix, series, x=x, y=curve.y, label=label, caption=caption))
     return charts
 
 
@@ -132,7 +122,7 @@ def best_points(series: Sequence[ChartSeries], x: ChartAxis, y: ChartAxis) -> st
     return f"{capitalize('; '.join(texts))}." if texts else ""
 
 
-def rate_chart(records: Sequence[RunRecord], title: str, field: str) -> ReportChart | None:
+def rate_chart(records: Sequence[RunRecord], title: str, field: str) -> ReportChart:
     """Bars of TG or PP, one for each test."""
     bars = []
     for index, record in enumerate(records):
@@ -141,10 +131,11 @@ def rate_chart(records: Sequence[RunRecord], title: str, field: str) -> ReportCh
             test = load.name if len(loads) > 1 else ""
             name = ", ".join(filter(None, (record.page_label, test))) or load.name
             bars.append((name, run_colour(index), float(getattr(load, field)), ""))
-    return titled_chart(f"{title} (tok/s)", draw_ranking(bars, label=f"{title} in tokens per second", unit="tok/s"))
+    svg = draw_ranking(bars, label=f"{title} in tokens per second", unit="tok/s")
+    return ReportChart(title=f"{title} (tok/s)", svg=svg)
 
 
-def sample_charts(records: Sequence[RunRecord]) -> list[ReportChart | None]:
+def sample_charts(records: Sequence[RunRecord]) -> list[ReportChart]:
     """Gaps between tokens as cumulative shares, and tokens per second over time, from the samples."""
     digests = sample_digests(records)
     gaps = []
@@ -200,7 +191,7 @@ def sampled_loads(record: RunRecord, count: int) -> list[LoadResult]:
     return [ordered[round(place * (len(ordered) - 1) / (count - 1))] for place in range(count)]
 
 
-def position_chart(records: Sequence[RunRecord]) -> ReportChart | None:
+def position_chart(records: Sequence[RunRecord]) -> ReportChart:
     """Tokens per second of one stream by position in the reply, for the longest replies of each run."""
     series = []
     for index, record in enumerate(records):
@@ -238,16 +229,6 @@ def server_chart(records: Sequence[RunRecord]) -> ReportChart | None:
     return line_chart(f"On the server{at}", series, x=x, y=y, label="Requests running and waiting", caption=caption)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FigureColumn:
-    """One column: its heading, the figure it shows, and whether higher or lower is better."""
-
-    title: str
-    read: Callable[[LoadResult], float | None]
-    latency: bool = False
-    better: int = 0  # +1: higher, -1: lower
-
-
 def plausible_peak(load: LoadResult) -> float | None:
     """The peak rate; None if it is below the mean, because peaks are counted in whole seconds."""
     if load.peak_tok_s is None or load.output_tok_s is None:
@@ -255,27 +236,25 @@ def plausible_peak(load: LoadResult) -> float | None:
     return load.peak_tok_s if load.peak_tok_s >= load.output_tok_s else None
 
 
-FIGURES = (
-    FigureColumn(title="Concurrency", read=lambda load: load.concurrency),
-    FigureColumn(title="Rate req/s", read=lambda load: load.request_rate if load.concurrency is None else None),
-    FigureColumn(title="Output tok/s", read=lambda load: load.output_tok_s, better=1),
-    FigureColumn(title="Total tok/s", read=lambda load: load.total_tok_s, better=1),
-    FigureColumn(title="Peak tok/s", read=plausible_peak, better=1),
-    FigureColumn(title="TG tok/s", read=lambda load: load.tg_tok_s, better=1),
-    FigureColumn(title="PP tok/s", read=lambda load: load.pp_tok_s, better=1),
-    FigureColumn(
-        title="Per stream tok/s", read=lambda load: load.stream_tok_s if load.tg_tok_s is None else None, better=1
-    ),
-    FigureColumn(title="Mean TTFT", read=lambda load: load.ttft.mean_or_median, latency=True, better=-1),
-    FigureColumn(title="P99 TTFT", read=lambda load: load.ttft.p99, latency=True, better=-1),
-    FigureColumn(title="Mean TPOT", read=lambda load: load.tpot.mean_or_median, latency=True, better=-1),
-    FigureColumn(title="P99 TPOT", read=lambda load: load.tpot.p99, latency=True, better=-1),
-    FigureColumn(title="Mean ITL", read=lambda load: load.itl.mean_or_median, latency=True, better=-1),
-    FigureColumn(title="P99 ITL", read=lambda load: load.itl.p99, latency=True, better=-1),
-    FigureColumn(title="Mean E2E", read=lambda load: load.e2e.mean_or_median, latency=True, better=-1),
-    FigureColumn(title="Requests", read=lambda load: load.completed),
-    FigureColumn(title="Failed", read=lambda load: load.failed or None),
-    FigureColumn(title="Tokens/J", read=lambda load: load.tokens_per_joule, better=1),
+FIGURES: tuple[ComparedFigure[LoadResult], ...] = (
+    ComparedFigure("Concurrency", lambda load: load.concurrency, None),
+    ComparedFigure("Rate req/s", lambda load: load.request_rate if load.concurrency is None else None, None),
+    ComparedFigure("Output tok/s", lambda load: load.output_tok_s),
+    ComparedFigure("Total tok/s", lambda load: load.total_tok_s),
+    ComparedFigure("Peak tok/s", plausible_peak),
+    ComparedFigure("TG tok/s", lambda load: load.tg_tok_s),
+    ComparedFigure("PP tok/s", lambda load: load.pp_tok_s),
+    ComparedFigure("Per stream tok/s", lambda load: load.stream_tok_s if load.tg_tok_s is None else None),
+    ComparedFigure("Mean TTFT", lambda load: load.ttft.mean_or_median, min, format_ms),
+    ComparedFigure("P99 TTFT", lambda load: load.ttft.p99, min, format_ms),
+    ComparedFigure("Mean TPOT", lambda load: load.tpot.mean_or_median, min, format_ms),
+    ComparedFigure("P99 TPOT", lambda load: load.tpot.p99, min, format_ms),
+    ComparedFigure("Mean ITL", lambda load: load.itl.mean_or_median, min, format_ms),
+    ComparedFigure("P99 ITL", lambda load: load.itl.p99, min, format_ms),
+    ComparedFigure("Mean E2E", lambda load: load.e2e.mean_or_median, min, format_ms),
+    ComparedFigure("Requests", lambda load: load.completed, None),
+    ComparedFigure("Failed", lambda load: load.failed or None, None),
+    ComparedFigure("Tokens/J", lambda load: load.tokens_per_joule),
 )
 
 
@@ -283,56 +262,47 @@ def figures_section(records: Sequence[RunRecord]) -> Section:
     """One table for each run and workload; runs with a row or two each share one."""
     blocks: list[ReportTable] = []
     for workload in workload_names(records):
-        runs = [[(index, load) for load in record.loads_of(workload)] for index, record in enumerate(records)]
-        runs = [*filter(None, runs)]
+        found = [[(index, load) for load in record.loads_of(workload)] for index, record in enumerate(records)]
+        runs = [*filter(None, found)]
         together = [row for rows in runs for row in rows]
-        if len(runs) > 1 and len(together) <= 2 * len(runs):
-            blocks.append(figures_table(records, together, workload, named=True))
-        else:
-            blocks += [figures_table(records, rows, workload, named=False) for rows in runs]
+        named = len(runs) > 1 and len(together) <= 2 * len(runs)
+        for rows in [together] if named else runs:
+            blocks += figures_table(records, rows, workload, named=named)
     lead = "The best figure of each column is set in bold."
-    return Section(id="figures", title="Detailed figures", lead=lead, blocks=tuple(blocks))
+    return Section(id="figures", title="Detailed figures", lead=lead, blocks=blocks)
 
 
-def figure_cells(figure: FigureColumn, loads: Sequence[LoadResult]) -> list[TableCell]:
-    """One figure of each load, the best one marked; empty if no load has it."""
+def figure_cells(figure: ComparedFigure[LoadResult], loads: Sequence[LoadResult]) -> list[TableCell]:
+    """One figure of each load, the best one marked."""
     values = [*map(figure.read, loads)]
     known = [value for value in values if value is not None]
-    best = max(known, key=lambda value: figure.better * value) if figure.better and len(known) > 1 else None
-    format_value = format_ms if figure.latency else format_number
+    best = figure.best(known) if figure.best and len(known) > 1 else None
     tones: dict[float | None, Tone] = {best: "best", None: ""}
-    cells = [TableCell(text=format_value(value), value=value, tone=tones.get(value, "")) for value in values]
-    return cells if known else []
+    return [
+        TableCell(text=DASH if value is None else figure.write(value), value=value, tone=tones.get(value, ""))
+        for value in values
+    ]
 
 
 def figures_table(
     records: Sequence[RunRecord], rows: Sequence[tuple[int, LoadResult]], workload: str, *, named: bool
-) -> ReportTable:
+) -> list[ReportTable]:
     """The loads (run's index, load) of one workload; `named` adds a column of run names. Empty columns are left out."""
     loads = [load for _, load in rows]
-    columns: list[tuple[TableColumn, list[TableCell]]] = []
-    if named:
-        cells = [text_cell(records[index].label, colour=run_colour(index)) for index, _ in rows]
-        columns.append((TableColumn(title="Run", numeric=False), cells))
-    if len({load.name for load in loads}) > 1 and not all(load.concurrency for load in loads):
-        columns.append((TableColumn(title="Measurement", numeric=False), [text_cell(load.name) for load in loads]))
-    shown = ((TableColumn(title=figure.title), figure_cells(figure, loads)) for figure in FIGURES)
-    columns += [(column, cells) for column, cells in shown if cells]
-    if any(map(load_remark, loads)):
-        cells = [
-            text_cell(
-                load_remark(load) or " ",
-                tone="warn" if any((load.client_limited, load.flags, load.failed)) else "quiet",
-            )
-            for load in loads
-        ]
-        columns.append((TableColumn(title="Remark", numeric=False), cells))
-    heads, bodies = zip(*columns, strict=True)
+    has_names = len({load.name for load in loads}) > 1 and not all(load.concurrency for load in loads)
+    no_remark = " " if any(map(load_remark, loads)) else ""
+    lines = []
+    for (index, load), *figures in zip(rows, *(figure_cells(figure, loads) for figure in FIGURES), strict=True):
+        remark_tone: Tone = "warn" if load.client_limited or load.flags or load.failed else "quiet"
+        name = run_cell(records[index], index) if named else ""
+        remark = text_cell(load_remark(load) or no_remark, tone=remark_tone)
+        lines.append((name, load.name if has_names else "", *figures, remark))
+    heads = ("Run", "Measurement", *(figure.title for figure in FIGURES), "Remark")
     run = "" if named else records[rows[0][0]].page_label
     caption = " · ".join(filter(None, (run, workload))) or "Measurements"
     sources = unique_names(load.source for load in loads)
     note = f"Source: {'; '.join(sources)}" if sources else ""
-    return ReportTable(caption=caption, columns=heads, rows=tuple(zip(*bodies, strict=True)), note=note)
+    return table_blocks(heads, lines, text=(0, 1, len(heads) - 1), drop_empty=True, caption=caption, note=note)
 
 
 def load_remark(load: LoadResult) -> str:

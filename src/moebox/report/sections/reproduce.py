@@ -12,7 +12,8 @@ from moebox.core.recipe import Recipe
 from moebox.core.setting import flag_words
 from moebox.loose import Document, Json, as_object
 from moebox.redact import redact_text
-from moebox.report.block import Block, CustomBlock, ReportTable, Section, bullet_list, table_columns, text_cell
+from moebox.report.block import Block, CustomBlock, Section, bullet_list
+from moebox.report.table import table_blocks
 from moebox.runs.record import LoadResult, RunRecord
 
 USUAL_PP, USUAL_TG = "512", "128"  # lengths of llama-bench, for imported rows that do not name theirs
@@ -30,27 +31,25 @@ def reproduce_section(records: Sequence[RunRecord]) -> Section:
             texts.append((f"recipe.toml{suffix}", redact_text(codec.to_toml(non_default_settings(record.recipe)))))
         for place, (title, text) in enumerate(texts):
             data = {"title": title, "text": text, "open": place == 0 and not record.page_label}
-            blocks += [CustomBlock(kind="code", data=data)] if text else []
+            blocks += [CustomBlock("code", data)] if text else []
     tables = [dict(record.versions) for record in records]
     names = dict.fromkeys(name for table in tables for name in table)
-    rows = tuple((text_cell(name), *(text_cell(table.get(name, "")) for table in tables)) for name in names)
-    if rows:
-        heads = ("Software", *(record.page_label or "Version" for record in records))
-        columns = table_columns(*heads, text=range(len(heads)))
-        blocks.append(ReportTable(caption="Versions", columns=columns, rows=rows, sortable=False))
-    return Section(id="reproduce", title="How to reproduce", blocks=tuple(blocks))
+    rows = [(name, *(table.get(name, "") for table in tables)) for name in names]
+    heads = ("Software", *(record.page_label or "Version" for record in records))
+    blocks += table_blocks(heads, rows, text=range(len(heads)), caption="Versions", sortable=False)
+    return Section(id="reproduce", title="How to reproduce", blocks=blocks)
 
 
 def notes_section(records: Sequence[RunRecord]) -> Section:
     """Sources, remarks on imported figures, and what is missing in each run."""
     rows = [row for record in records for row in record.info.sources]
     sources = list(dict.fromkeys((row.get("title", ""), row.get("url", "")) for row in rows))
-    blocks: list[Block] = [CustomBlock(kind="sources", data=sources)] if sources else []
+    blocks: list[Block] = [CustomBlock("sources", sources)] if sources else []
     blocks += bullet_list("Remarks on the figures", unique_names(n for record in records for n in record.info.notes))
     for record in records:  # an import never had some of our files, which is not worth a line
         gaps = [gap for gap in record.gaps if not record.imported or not gap.endswith(("missing", "unknown"))]
         blocks += bullet_list(f"Not in {record.page_label or 'this run'}", gaps)
-    return Section(id="notes", title="Sources and gaps", blocks=tuple(blocks))
+    return Section(id="notes", title="Sources and gaps", blocks=blocks)
 
 
 def non_default_settings(recipe: Recipe) -> Document:

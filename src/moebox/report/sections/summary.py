@@ -9,7 +9,7 @@ from moebox.assess.figures import planned_figures, reliable_loads
 from moebox.assess.format import capitalize, format_ms, format_number, group_by, join_names, short_number, unique_names
 from moebox.assess.naming import box_title, engine_title, model_title, parallelism_title, quant_title
 from moebox.assess.recommend import load_sweeps, recommend
-from moebox.report.block import Block, Prose, Section, Tile, Tiles
+from moebox.report.block import Block, CustomBlock, Prose, Section, Tile
 from moebox.report.sections.compare import incomparable_reason
 from moebox.report.svg import run_colour
 from moebox.runs.record import LoadResult, RunRecord
@@ -23,13 +23,14 @@ RATES = (
     ("tg_tok_s", "fastest generation"),
     ("pp_tok_s", "fastest prompt processing"),
 )
+RUN_RATES = (*RATES[1::-1], ("tg_tok_s", "token generation"), ("pp_tok_s", "prompt processing"))
 
 
 def summary_section(records: Sequence[RunRecord]) -> Section:
     tiles = list(run_tiles(records[0])) if len(records) == 1 else list(comparison_tiles(records))
-    blocks: list[Block] = [Tiles(tiles=tuple(tiles[:MAX_TILES]))] if tiles else []
+    blocks: list[Block] = [CustomBlock("tiles", tiles[:MAX_TILES])] if tiles else []
     blocks.append(Prose(paragraphs=tuple(summary_paragraphs(records))))
-    return Section(id="summary", title="Summary", blocks=tuple(blocks))
+    return Section(id="summary", title="Summary", blocks=blocks)
 
 
 def load_text(load: LoadResult) -> str:
@@ -40,14 +41,11 @@ def load_text(load: LoadResult) -> str:
 
 def run_tiles(record: RunRecord) -> Iterator[Tile]:
     """One run's headline figures: rates, the shortest wait, the cache, the checks, the forecast's error."""
-    for name, label in (("output_tok_s", "highest output"), ("total_tok_s", "highest input + output")):
+    for name, label in RUN_RATES:
         if load := record.peak_load(name):
-            figure = format_number(getattr(load, name))
-            yield Tile(figure=figure, unit="tok/s", label=label, detail=load_text(load))
-    for name, label in (("tg_tok_s", "token generation"), ("pp_tok_s", "prompt processing")):
-        if load := record.peak_load(name):
-            figure = format_number(getattr(load, name))
-            yield Tile(figure=figure, unit="tok/s", label=label, detail=load.workload or load.name)
+            is_single = name in ("tg_tok_s", "pp_tok_s")
+            detail = load.workload or load.name if is_single else load_text(load)
+            yield Tile(figure=format_number(getattr(load, name)), unit="tok/s", label=label, detail=detail)
     timed = [load for load in record.loads if load.ttft.mean_or_median and load.output_tok_s]
     if timed:
         load = min(timed, key=lambda load: load.ttft.mean_or_median or 0)

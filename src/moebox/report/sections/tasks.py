@@ -4,19 +4,9 @@ from collections.abc import Sequence
 
 from moebox.assess.assessment import Tone
 from moebox.assess.format import short_number
-from moebox.report.block import (
-    Block,
-    ReportChart,
-    ReportTable,
-    Section,
-    TableCell,
-    chart_blocks,
-    figure_cell,
-    table_columns,
-    text_cell,
-    titled_chart,
-)
-from moebox.report.charts import ChartAxis, ChartSeries, draw_lines, line_chart
+from moebox.report.block import Block, ReportChart, Section, chart_blocks
+from moebox.report.charts import ChartAxis, ChartSeries, line_chart
+from moebox.report.table import TableCell, figure_cell, table_blocks
 from moebox.runs.record import RunRecord
 from moebox.tasks.result import END_TITLES, TaskRun
 from moebox.tasks.score import family_scores, solved_score
@@ -31,15 +21,15 @@ def tasks_section(records: Sequence[RunRecord]) -> Section:
     for record in records:
         task_run = record.tasks
         if task_run and task_run.finished_results:
-            blocks.append(scores_table(task_run, record.page_label))
+            blocks += scores_table(task_run, record.page_label)
             blocks += failures_table(task_run, record.title_suffix)
             blocks += timeline_charts(task_run)
             score = solved_score(task_run.finished_results).text
             sentences.append(f"{record.sentence_prefix}{score} jobs solved by {task_run.worker_title}.")
-    return Section(id="tasks", title="Agents at work", lead=" ".join(sentences), blocks=tuple(blocks))
+    return Section(id="tasks", title="Agents at work", lead=" ".join(sentences), blocks=blocks)
 
 
-def scores_table(task_run: TaskRun, caption: str) -> ReportTable:
+def scores_table(task_run: TaskRun, caption: str) -> Sequence[Block]:
     """A row for each family; the note compares the speed at the end of jobs with that at their beginning."""
     heads = ("Family", "Solved", "Hidden tests", "Valid calls", "Repaired", "Turns", "Tokens", "Seconds", "tok/s")
     rows = []
@@ -49,44 +39,37 @@ def scores_table(task_run: TaskRun, caption: str) -> ReportTable:
             TableCell(text=f"{share.share:.0%}", value=share.share) if share.trials else TableCell(text="")
             for share in (score.hidden, score.valid_calls)
         ]
-        new_row = (
-            text_cell(f"{score.family}, {score.level}"),
+        row = (
+            f"{score.family}, {score.level}",
             TableCell(text=score.solved.text, value=score.solved.share, tone=tone),
             *shares,
-            figure_cell(float(score.repaired_calls), digits=0),
+            score.repaired_calls,
             figure_cell(score.turns, digits=1),
             figure_cell(score.output_tokens, digits=0),
             figure_cell(score.seconds, digits=1),
-            figure_cell(score.tok_s),
+            score.tok_s,
         )
-        rows.append(new_row)
+        rows.append(row)
     note = "Intervals are 95% (Wilson). Turns, tokens and seconds are means of a job."
     speeds = [(result.first_tok_s, result.last_tok_s) for result in task_run.finished_results]
     kept = [last / first for first, last in speeds if first and last]
     if kept:
         share = sum(kept) / len(kept)
         note += f" Speed over the last tenth of a job: {share:.0%} of that over the first, mean of {len(kept)} jobs."
-    return ReportTable(caption=caption, columns=table_columns(*heads, text=(0,)), rows=tuple(rows), note=note)
+    return table_blocks(heads, rows, caption=caption, note=note)
 
 
-def failures_table(task_run: TaskRun, suffix: str) -> list[Block]:
+def failures_table(task_run: TaskRun, suffix: str) -> Sequence[Block]:
     """Jobs that were not solved, and where they went wrong; nothing if all were solved."""
     failed = [result for result in task_run.finished_results if not result.solved]
-    rows = tuple(
-        (
-            text_cell(result.id),
-            text_cell(END_TITLES[result.end]),
-            figure_cell(float(result.wrong_turn), digits=0),
-            text_cell(" ".join(result.wrong.split())[:300]),
-            text_cell(result.transcript),
-        )
+    rows = [
+        (result.id, END_TITLES[result.end], result.wrong_turn, " ".join(result.wrong.split())[:300], result.transcript)
         for result in failed[:MAX_FAILED_JOBS]
-    )
+    ]
     more = f"{len(failed) - MAX_FAILED_JOBS} more in tasks.json." if len(failed) > MAX_FAILED_JOBS else ""
-    caption = f"Where jobs went wrong{suffix}"
-    heads = table_columns("Job", "Ended", "Turn", "What happened", "Transcript", text=(0, 1, 3, 4))
-    folded = len(rows) > 12
-    return [ReportTable(caption=caption, columns=heads, rows=rows, note=more, folded=folded)] if rows else []
+    heads = ("Job", "Ended", "Turn", "What happened", "Transcript")
+    caption, folded = f"Where jobs went wrong{suffix}", len(rows) > 12
+    return table_blocks(heads, rows, text=(0, 1, 3, 4), caption=caption, note=more, folded=folded)
 
 
 def timeline_charts(task_run: TaskRun) -> Sequence[Block]:
@@ -98,7 +81,7 @@ def timeline_charts(task_run: TaskRun) -> Sequence[Block]:
     if len(speeds) > 1:
         title = f"Speed by turn: {result.id}"
         series = [ChartSeries(name="tok/s", colour=1, points=speeds)]
-        charts.append(titled_chart(title, draw_lines(series, x=x, y=ChartAxis(title="tok/s"), label=title)))
+        charts.append(line_chart(title, series, x=x, y=ChartAxis(title="tok/s"), label=title))
     turns = [turn for turn in result.turns if turn.prompt_tokens]
     if len(turns) > 1:
         title = f"Context by turn: {result.id}"

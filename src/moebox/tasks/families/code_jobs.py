@@ -82,21 +82,6 @@ def evaluate_expression(source: str, expression: str) -> object:
     return eval(expression, {"m": types.SimpleNamespace(**space)})  # noqa: S307  (our own expression)
 
 
-HELPER = '''def {name}(values):
-    """Numbers scaled so that the largest is {top}, rounded down; an empty list stays empty."""
-    largest = max(values, default=0)
-    if largest <= 0:
-        return [0 for _ in values]
-    return [value * {top} // largest if value > 0 else 0 for value in values]
-'''
-# Modules that use the helper: name, code, and an expression that shows its behaviour.
-USERS = (
-    ("bars", "def bars(values):\n    return ['#' * size for size in {name}(values)]\n", "m.bars([1, 5, 10, -2])"),
-    ("ticks", "def ticks(values):\n    return sorted(set({name}(values)))\n", "m.ticks([3, 9, 27, 27])"),
-    ("share", "def share(values):\n    return dict(enumerate({name}(values), 1))\n", "m.share([2, 2, 8])"),
-    ("heat", "def heat(rows):\n    return [{name}(row) for row in rows]\n", "m.heat([[1, 2], [], [0, 0]])"),
-    ("crest", "def crest(values):\n    return {name}(values).index({top})\n", "m.crest([4, 9, 2])"),
-)
 REFACTOR_SIZES: Sizes = {"easy": (2, 0), "medium": (3, 1), "hard": (5, 3)}  # users, other modules
 
 
@@ -108,25 +93,25 @@ def make_refactor(rng: random.Random, level: Level) -> JobDraft:
     package = material.draw_package_name(rng)
     helper, top = f"scale_{rng.choice(material.THINGS)}", rng.randint(5, 40)
     user_count, other_count = REFACTOR_SIZES[level]
-    users = rng.sample(USERS, user_count)
+    users = rng.sample(material.helper_users(), user_count)
     others = material.draw_parts(rng, other_count)
-    text = HELPER.format(name=helper, top=top)
+    text = material.code_text("helper").format(name=helper, top=top)
     tests = f"tests/test_{package}.py"
     files = {f"{package}/__init__.py": "", "tests/__init__.py": ""}
     solution = {f"{package}/scaling.py": text}
     structure = f"PACKAGE, HELPER = {package!r}, {helper!r}\n{material.code_text('structure')}"
     checks = [HiddenCheck(name="structure", snippets=(structure,))]
-    for module, body, expression in users:
-        code = body.format(name=helper, top=top)
-        files[f"{package}/{module}.py"] = f"{text}\n\n{code}"
-        solution[f"{package}/{module}.py"] = f"from {package}.scaling import {helper}\n\n\n{code}"
-        head = f"import {package}.{module} as m\n"
+    for user in users:
+        code = user.source.format(name=helper, top=top)
+        files[f"{package}/{user.name}.py"] = f"{text}\n\n{code}"
+        solution[f"{package}/{user.name}.py"] = f"from {package}.scaling import {helper}\n\n\n{code}"
+        head = f"import {package}.{user.name} as m\n"
         direct = f"{head}result = [m.{helper}(v) for v in ([], [0], [-1, 4], [7, 3, 1])]"
-        checks.append(HiddenCheck(name=module, snippets=(f"{head}result = {expression}", direct)))
+        checks.append(HiddenCheck(name=user.name, snippets=(f"{head}result = {user.checks[0]}", direct)))
     for part in others:
         files[f"{package}/{part.name}.py"] = part.source
         checks.append(behaviour_check(package, part))
-    modules = [module for module, _, _ in users]
+    modules = [user.name for user in users]
     lines = ["import unittest", "", f"from {package} import {', '.join(sorted(modules))}", "", ""]
     lines += ["class Importable(unittest.TestCase):", "    def test_each(self):"]
     lines += [f"        self.assertTrue(callable({module}.{module}))" for module in modules]
@@ -154,17 +139,8 @@ class EntityField:
     default: object = None
 
     @property
-    def rule(self) -> str:
-        """The field's line in the specification."""
-        if self.kind == "text":
-            return f"`{self.name}`: text, required, at most {self.most} characters once outer blanks are removed"
-        if self.kind == "number":
-            limits = f"from {self.least} to {self.most}"
-            return f"`{self.name}`: a whole number (not a bool) {limits}, default {self.default}"
-        if self.kind == "choice":
-            listed = ", ".join(f"`{choice}`" for choice in self.choices)
-            return f"`{self.name}`: one of {listed}, default `{self.default}`"
-        return f"`{self.name}`: True or False, default {self.default}"
+    def listed_choices(self) -> str:
+        return ", ".join(f"`{choice}`" for choice in self.choices)
 
 
 def make_implement(rng: random.Random, level: Level) -> JobDraft:
@@ -177,7 +153,7 @@ def make_implement(rng: random.Random, level: Level) -> JobDraft:
     field_count, parts = IMPLEMENT_SIZES[level]
     fields = _draw_fields(rng, field_count)
     page = rng.randint(3, 6)
-    rules = "\n".join(f"- {field.rule}" for field in fields)
+    rules = "\n".join(f"- {material.instruction(f'rule_{field.kind}', field=field)}" for field in fields)
     specification = [
         material.instruction("implement_models", package=package, entity=entity, rules=rules),
         material.instruction("implement_validation", package=package),

@@ -33,14 +33,19 @@ class ModulePart:
 
     name: str
     source: str
-    bugs: tuple[tuple[str, str], ...]  # right and wrong code
+    bugs: tuple[tuple[str, str], ...] = ()  # right and wrong code
     checks: tuple[str, ...]  # expressions on the module `m`
-    about: str
+    about: str = ""
 
 
 def module_parts() -> tuple[ModulePart, ...]:
     """All modules, with the placeholders of their constants."""
     return catalogue.table_rows(ModulePart, "tasks/parts", "part")
+
+
+def helper_users() -> tuple[ModulePart, ...]:
+    """Modules that use the helper of a refactoring, with the placeholders of its name."""
+    return catalogue.table_rows(ModulePart, "tasks/parts", "helper_user")
 
 
 def draw_parts(rng: random.Random, count: int) -> list[ModulePart]:
