@@ -82,9 +82,9 @@ def man_page() -> str:
 def made_files() -> dict[str, str]:
     """Return every made file by its path in the repository."""
     os.environ |= {"COLUMNS": WIDTH, "NO_COLOR": "1", "TERM": "dumb"}
-    from moebox.cli.completion import SCRIPTS
+    from moebox.data import FOLDER
 
-    files = {COMPLETIONS[shell]: f"{script}\n" for shell, script in SCRIPTS.items()}
+    files = {path: (FOLDER / "completion" / f"moebox.{shell}").read_text() for shell, path in COMPLETIONS.items()}
     return {"docs/reference/cli.md": reference_page(), "share/man/man1/moebox.1": man_page(), **files}
 
 

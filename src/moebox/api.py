@@ -6,6 +6,7 @@ function. Parameters are only added in later versions, always with a default; ev
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,8 +81,6 @@ def plan(
 
     Raise DoesNotFit with the bytes that are missing if nothing fits.
     """
-    from dataclasses import replace
-
     from moebox.checkpoint import FORMATS_SEEN, look_up_model
     from moebox.core import validation
     from moebox.core.plan import PlanWarning

@@ -7,14 +7,16 @@ import atexit
 import errno
 import gc
 import glob
+import importlib
 import os
 import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
-from importlib import metadata
 
 from moebox import __version__
+from moebox.data import load_table
+from moebox.entry_points import entry_points
 from moebox.errors import (
     IMPORT_ERRORS,
     INTERRUPTED,
@@ -27,80 +29,17 @@ from moebox.errors import (
 from moebox.escape import escape_invisible, printable_line, spell_out_unprintable
 from moebox.redact import hide_known_keys
 
+_ROWS = load_table("commands")
+# name -> ("module:function", help)
+COMMANDS: dict[str, tuple[str, str]] = {
+    name: (f"moebox.{target}", about) for rows in _ROWS.values() for name, (target, about) in rows.items() if target
+}
 # Commands with subcommands: name -> help.
 GROUPS: dict[str, str] = {
-    "runs": "List runs, show one, or delete some.",
-    "bench": "Measure throughput and latency, and report if the client was the limit.",
-    "models": "List, show, search and add models: catalogue, Hub or path.",
-    "calibrations": "List, show, share and remove what `rehearse --measure` timed on this box.",
-    "doctor": "Find problems of the machine, in a log, or in an engine's kernels or package.",
-    "engines": "List, install and remove versions of engines.",
-    "upgrade": "Judge another version or setting, switch to it, return, or bisect.",
-}
-
-# name -> ("module:function", help). "doctor box" is the subcommand `box` of `doctor`; the entry of a group is what runs
-# without a subcommand.
-COMMANDS: dict[str, tuple[str, str]] = {
-    "run": ("moebox.cli.run:run", "Plan, start, verify, climb, measure and report, in one command."),
-    "runs": ("moebox.cli.runs:runs", ""),
-    "runs show": ("moebox.cli.runs:show", "Show one run: what it is, how it went, what is missing."),
-    "runs history": ("moebox.cli.runs:history", "Show what ran of a recipe, on which version, how well."),
-    "runs rm": ("moebox.cli.runs:rm", "Delete runs."),
-    "report": ("moebox.cli.runs:report", "Write the report of one run, or of several side by side."),
-    "ui": ("moebox.web.command:ui", "Open a local page: plan, start, follow, chat, tune, compare."),
-    "completion": ("moebox.cli.completion:completion", "Print shell completion for bash, zsh or fish."),
-    "pack": ("moebox.cli.runs:pack", "Put runs into a folder or archive to publish."),
-    "box": ("moebox.cli.box:box", "Show this machine, or a described one."),
-    "models": ("moebox.cli.models:models", ""),
-    "models show": ("moebox.cli.models:show", "Show one model, by name, repository or path."),
-    "models add": ("moebox.cli.models:add", "Read a repository of the Hub and keep its row."),
-    "models search": ("moebox.cli.models:search", "Search the Hub."),
-    "fetch": ("moebox.cli.fetch:fetch", "Download what a recipe needs, and verify every byte."),
-    "plan": ("moebox.cli.plan:plan", "Find what fits, how, and how fast."),
-    "forecast": ("moebox.cli.forecast:forecast", "Forecast speed by concurrency and context, in virtual time."),
-    "rehearse": ("moebox.cli.rehearse:rehearse", "Boot the real engine with few layers and dummy weights."),
-    "calibrations": ("moebox.cli.rehearse:calibrations", ""),
-    "calibrations show": ("moebox.cli.rehearse:show", "Show one, and what it means for the whole model."),
-    "calibrations remove": ("moebox.cli.rehearse:remove", "Remove one; forecasts use fitted constants again."),
-    "calibrations export": ("moebox.cli.rehearse:export", "Write one to a file, for other users of the same box."),
-    "calibrations import": ("moebox.cli.rehearse:import_", "Read one from a file."),
-    "twin": ("moebox.cli.twin:twin", "Serve a simulation of a box you do not own, in real time."),
-    "recipes": ("moebox.cli.recipes:recipes", "List recipes: shipped, saved, of runs; and how each did."),
-    "up": ("moebox.cli.up:up", "Start a recipe's engine and wait until it answers."),
-    "switch": ("moebox.cli.twin:switch", "Serve several models at one address, as many at a time as fit."),
-    "ps": ("moebox.cli.ps:ps", "List the engines that moebox started."),
-    "logs": ("moebox.cli.ps:logs", "Print or follow an engine's log."),
-    "down": ("moebox.cli.ps:down", "Stop an engine and everything it started."),
-    "doctor box": ("moebox.cli.doctor:box", "Check this machine before an engine is started."),
-    "doctor engine": ("moebox.cli.doctor:engine", "Check that an engine's package has what moebox needs."),
-    "doctor logs": ("moebox.cli.doctor:logs", "Find the cause of a failure in an engine's log, and how to fix it."),
-    "engines": ("moebox.cli.engines:engines", ""),
-    "engines install": ("moebox.cli.engines:install", "Install a version beside those that are there."),
-    "engines remove": ("moebox.cli.engines:remove", "Remove a version that moebox installed."),
-    "climb": ("moebox.cli.climb:climb", "Try one setting at a time; keep what is verified and better."),
-    "tune": ("moebox.cli.climb:tune", "Search the engine's settings for the fastest that answer correctly."),
-    "upgrade": ("moebox.cli.engines:upgrade", ""),
-    "upgrade apply": ("moebox.cli.engines:apply", "Judge a change, and switch to it if it is as good."),
-    "upgrade rollback": ("moebox.cli.engines:rollback", "Return from the last applied upgrade."),
-    "upgrade bisect": ("moebox.cli.engines:bisect", "Find the first bad version between a good and a bad one."),
-    "compare": ("moebox.cli.compare:compare", "Compare two recipes or servers: correctness and speed."),
-    "bench": ("moebox.cli.bench:bench", ""),
-    "bench import": ("moebox.cli.bench:import_", "Read results of vLLM's, SGLang's and other benchmarks."),
-    "task": ("moebox.cli.task:task", "Let an agent do coding jobs with tools in a sandbox, and score them."),
-    "verify": ("moebox.cli.verify:verify", "Check that a server answers correctly: 22 correctness checks."),
-    "quality": ("moebox.cli.verify:quality", "Measure how far a server's model is from a reference."),
-    "watch": ("moebox.cli.watch:watch", "Watch an endpoint live: charts, alerts, regular checks."),
-    "render": ("moebox.cli.render:render", "Write a recipe as a file that runs without moebox."),
-    "connect": ("moebox.cli.connect:connect", "Point Claude Code, Zed, opencode or an SDK at a live endpoint."),
+    name: rows[name][1] for rows in _ROWS.values() for name in rows if any(each.startswith(f"{name} ") for each in rows)
 }
 # The overview: section -> commands.
-SECTIONS: dict[str, tuple[str, ...]] = {
-    "Start here": ("run", "ui"),
-    "Plan": ("plan", "forecast", "box", "models", "recipes", "fetch", "twin", "rehearse", "calibrations"),
-    "Serve": ("doctor", "up", "switch", "ps", "logs", "down", "engines", "render", "connect", "watch"),
-    "Prove": ("verify", "quality", "climb", "tune", "upgrade", "compare", "bench", "task"),
-    "Show": ("runs", "report", "pack"),
-}
+SECTIONS = {title: tuple(name for name in rows if " " not in name) for title, rows in _ROWS.items() if title != "More"}
 PLUGINS = "moebox.commands"  # entry points of packages that have COMMANDS, and GROUPS and SECTIONS if they need them
 MAX_WIDTH, NAME_WIDTH = 100, 16
 ABOUT = """from your box and a model to a checked, measured endpoint
@@ -118,18 +57,17 @@ codes: 0 good, 1 the answer is no, 2 bad input, 3 outside failure, 130 Ctrl-C.""
 def add_plugins() -> list[str]:
     """Add the commands of other packages to the tables; return why some were left out."""
     problems = []
-    for point in sorted(metadata.entry_points(group=PLUGINS)):
+    for _, module in entry_points(PLUGINS):
         try:
-            package = point.load()
-            taken = sorted(COMMANDS.keys() & package.COMMANDS.keys())
-            if taken:
+            package = importlib.import_module(module)
+            if taken := sorted(COMMANDS.keys() & package.COMMANDS.keys()):
                 raise ImportError(f"moebox has `{taken[0]}` already")
             COMMANDS.update(package.COMMANDS)
             GROUPS.update(getattr(package, "GROUPS", {}))
             for section, names in getattr(package, "SECTIONS", {}).items():
                 SECTIONS[section] = (*SECTIONS.get(section, ()), *names)
         except IMPORT_ERRORS as problem:
-            problems.append(f"commands of {point.value} are left out: {type(problem).__name__}: {problem}")
+            problems.append(f"commands of {module} are left out: {type(problem).__name__}: {problem}")
     return problems
 
 

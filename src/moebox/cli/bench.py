@@ -16,7 +16,14 @@ from moebox.bench.pptg import measure_prefill_decode
 from moebox.bench.probe import ProbedEndpoint, probe_endpoint
 from moebox.bench.search import find_highest_load, parse_slo
 from moebox.cli import flags
-from moebox.cli.bench_results import LiveLine, ResultKeeper, RunMeasurements, load_label, print_results, print_test_rows
+from moebox.cli.bench_results import (
+    LiveLine,
+    ResultKeeper,
+    load_label,
+    print_results,
+    print_test_rows,
+    write_measurement,
+)
 from moebox.cli.flags import AsJson, KeyEnv, ServedModel, Settings, Target, parse_counts, parse_rates, parse_token_count
 from moebox.cli.output import exit_code, print_note, print_result, stderr_console, stdout_console
 from moebox.cli.target import find_endpoint, warn_simulation
@@ -101,23 +108,18 @@ def make_bench_plan(
     whole = apply_settings(BenchSettings(**codec.shared_fields(base, BenchSettings)), settings or ())
     refuse_if(args.requests is not None and args.requests < 1, "--requests must be 1 or more")
     work, load = whole.workload, whole.load
-    prompt, reply = parse_token_count("--input", args.input), parse_token_count("--output", args.output)
-    work = replace(
-        work,
-        input_tokens=work.input_tokens if prompt is None else prompt,
-        output_tokens=work.output_tokens if reply is None else reply,
-    )
-    seconds = flags.parse_duration("--duration", args.duration) if args.duration else load.duration_s
-    whole = replace(
-        whole,
-        workload=work,
-        load=replace(load, duration_s=seconds),
-        concurrency=parse_counts("--concurrency", args.concurrency) or whole.concurrency,
-        rate=parse_rates(args.rate) or whole.rate,
-        requests=args.requests or (0 if args.duration else whole.requests),
-    )
-    if args.rate and whole.concurrency == base.concurrency:  # it is of the file's closed loop
-        whole = replace(whole, concurrency=())
+    if (prompt := parse_token_count("--input", args.input)) is not None:
+        work = replace(work, input_tokens=prompt)
+    if (reply := parse_token_count("--output", args.output)) is not None:
+        work = replace(work, output_tokens=reply)
+    if args.duration:
+        load = replace(load, duration_s=flags.parse_duration("--duration", args.duration))
+        whole = replace(whole, requests=0)
+    streams = parse_counts("--concurrency", args.concurrency) or whole.concurrency
+    if args.rate and streams == base.concurrency:  # it is of the file's closed loop
+        streams = ()
+    rate, requests = parse_rates(args.rate) or whole.rate, args.requests or whole.requests
+    whole = replace(whole, workload=work, load=load, concurrency=streams, rate=rate, requests=requests)
     unused = {"prompts": {"input": args.input}, "trace": {"input": args.input, "output": args.output}}
     flags.refuse_unused(f"{work.kind} come from a file", **unused.get(work.kind, {}))
     whole.check(search_rate=search == "rate")
@@ -133,13 +135,10 @@ def make_bench_plan(
 
 def _refuse_several(whole: BenchSettings, search: SearchAxis | None) -> None:
     """Raise BadInput for lists of which only the first would count."""
-    start, limit = "--search starts at one load", "an open loop has one limit of requests in flight"
     is_open = whole.workload.kind == "trace" or whole.rate
-    for name, values, reason in (
-        ("concurrency", whole.concurrency, start if search else limit if is_open else ""),
-        ("rate", whole.rate, start if search else ""),
-    ):
-        if reason and len(values) > 1:
+    reason = "--search starts at one load" if search else "an open loop has one limit of requests in flight"
+    for name, values, is_limit in (("concurrency", whole.concurrency, is_open), ("rate", whole.rate, False)):
+        if (search or is_limit) and len(values) > 1:
             text = ",".join(f"{value:g}" for value in values)
             raise BadInput(f"--{name} {text}: {reason}", hint=f"--{name} {values[0]:g}")
 
@@ -222,11 +221,9 @@ def bench(
     if prompts or replies:
         with hold_endpoint(endpoint.base_url, "moebox bench"):
             return _run_tests(probed, prompts, replies, plan, keeper, json=json)
-    words = ["moebox", "bench", *([target] if target else [])]
-    words += flag_words({"model": model, "key_env": key_env, "run": run})
-    words += setting_flags(plan.endpoint, ServerAccess(), "endpoint.")
-    own = {"label": plan.label, "allow_failures": "true" if plan.allow_failures else ""}
-    words += [word for key, value in own.items() if value for word in ("--set", f"{key}={value}")]
+    words = ["moebox", "bench", *filter(None, [target]), *flag_words({"model": model, "key_env": key_env, "run": run})]
+    words += setting_flags(access, ServerAccess(), "endpoint.")
+    words += setting_flags(BenchSettings(label=plan.label, allow_failures=plan.allow_failures), BenchSettings())
     sweep = _Sweep(probed, plan, limits, keeper)
     with hold_endpoint(endpoint.base_url, "moebox bench"):
         best = sweep.run_loads(search)
@@ -321,10 +318,9 @@ def _print_own_run(keeper: ResultKeeper, json: bool) -> None:
 def _print_resume_commands(sweep: _Sweep, search: SearchAxis | None, words: list[str]) -> None:
     """Print the commands for the loads that are not measured yet; a search starts again."""
     # not those that were interrupted, nor the one under which the server died
-    finished = sum(not each.result.partial for each in sweep.done) - isinstance(sweep.server_gone, _ServerGone)
-    finished = 0 if search else finished
-    own_run, plan = sweep.keeper.own_run, sweep.plan
-    words = [*words, *flag_words({"search": search, "run": own_run})]
+    kept = sum(not each.result.partial for each in sweep.done) - isinstance(sweep.server_gone, _ServerGone)
+    finished = 0 if search else kept
+    plan, words = sweep.plan, [*words, *flag_words({"search": search, "run": sweep.keeper.own_run})]
     commands = bench_flags(plan.workload, plan.loads[finished:], warmup=plan.warmup, slo=sweep.slo, search=bool(search))
     for number, more in enumerate(commands, 2 if finished else 1):
         print_note(f"resume with: {shlex.join([*words, *more, *sweep.keeper.output_flags(number)])}")
@@ -363,7 +359,7 @@ def import_(files: list[Path], /, *, run: str = "", json: AsJson = False) -> int
         run: Keep the results in this run's measurements, so that its report shows them.
     """
     results = [result for path in files for result in load_results(path)]
-    measurements = RunMeasurements(Run.open_shared(run)) if run else None
+    folder = Run.open_shared(run) if run else None
 
     def show() -> None:  # serving results in one table, prefill and decode tests in one each
         console = stdout_console()
@@ -377,9 +373,9 @@ def import_(files: list[Path], /, *, run: str = "", json: AsJson = False) -> int
                 print_test_rows(console, result)
 
     print_result(json, {"kind": "sweep", "results": results}, show)
-    if measurements:
-        with report_write_errors(measurements.run.path):
+    if folder:
+        with report_write_errors(folder.path):
             for place, result in enumerate(results):
                 name = safe_name(Path(str(result["source"])).stem) or "imported"
-                measurements.write(f"{name}-{place}", result)
+                write_measurement(folder, f"{name}-{place}", result)
     return 0

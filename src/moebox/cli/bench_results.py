@@ -9,18 +9,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.cells import cell_len
+from rich.console import Console
 from rich.text import Text
 
 from moebox import codec, files
+from moebox.bench.generator import LoadProgress
+from moebox.bench.measure import MeasuredLoad
 from moebox.cli.display import LiveDisplay, make_group, make_table
 from moebox.cli.output import check_writable, to_view
 from moebox.cli.target import open_run
 from moebox.core.endpoint import Endpoint
 from moebox.core.event import ServerMeasured
 from moebox.core.result import Measurement, PrefillDecode, result_document
+from moebox.doctor.logs import known_causes
 from moebox.errors import BadInput, ExternalError, MoeboxError, refuse_if
 from moebox.escape import printable_line
 from moebox.loose import Document, get_object, get_objects, get_text, is_true
@@ -28,12 +32,6 @@ from moebox.redact import hide_known_keys
 from moebox.store import Run, plain, runs_dir
 from moebox.store.run import ELSEWHERE, safe_name
 from moebox.units import format_count, format_seconds, format_tok_s
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from moebox.bench.generator import LoadProgress
-    from moebox.bench.measure import MeasuredLoad
 
 LONGEST_LOAD = "c1000000"  # the longest title of a load in file names
 RATES = ("output_throughput", "total_token_throughput", "max_output_tokens_per_s")
@@ -52,43 +50,35 @@ SPARKS = "▁▂▃▄▅▆▇█"
 Cell = str | tuple[str, str]  # a text, or one with a style
 
 
-class RunMeasurements:
-    """The measurements of one run. A result never replaces one of another workload or server."""
+def write_measurement(run: Run, name: str, values: Document, samples: bytes | None = None) -> str:
+    """Write a result, and its samples under the same name; return that name. Raise if it cannot be written.
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
-        self._own_names: set[str] = set()
+    The lock is held because another command may measure for the same run. A taken name gets a number: a result never
+    replaces one of another workload or server, only an interrupted measurement is replaced by its repetition.
+    """
+    with open(run.path / ".measuring", "ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        name = next(each for each in _numbered_names(name) if _is_free(run, each, values))
+        run.strict = True
+        if samples is not None:
+            run.write_file(f"measurements/{name}.samples", samples)
+            values = {**values, "samples": f"{name}.samples"}
+        run.write_json(f"measurements/{name}.json", values)
+    return name
 
-    def write(self, name: str, values: Document, samples: bytes | None = None) -> str:
-        """Write a result, and its samples under the same name; return that name. Raise if it cannot be written.
 
-        The lock is held because another command may measure for the same run. A taken name gets a number; an
-        interrupted measurement is replaced by its repetition.
-        """
-        with open(self.run.path / ".measuring", "ab") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            numbered = _numbered_names(name)
-            name = next(each for each in numbered if each not in self._own_names and self._is_free(each, values))
-            self.run.strict = True
-            if samples is not None:
-                self.run.write_file(f"measurements/{name}.samples", samples)
-                values = {**values, "samples": f"{name}.samples"}
-            self.run.write_json(f"measurements/{name}.json", values)
-        self._own_names.add(name)
-        return name
-
-    def _is_free(self, name: str, values: Document) -> bool:
-        """Return whether a result may have this name: it is unused, or its result is the same one, interrupted."""
-        path, samples = (self.run.path / "measurements" / f"{name}.{kind}" for kind in ("json", "samples"))
-        if os.path.lexists(samples) and not plain.is_plain_file(samples):
-            return False
-        if not os.path.lexists(path):
-            return True
-        try:
-            existing = plain.load_json(path)
-        except BadInput:  # damaged, or not a regular file
-            return False
-        return _identity(existing) == _identity(values) and (is_true(existing, "partial") or existing == values)
+def _is_free(run: Run, name: str, values: Document) -> bool:
+    """Return whether a result may have this name: it is unused, or its result is the same one, interrupted."""
+    path, samples = (run.path / "measurements" / f"{name}.{kind}" for kind in ("json", "samples"))
+    if os.path.lexists(samples) and not plain.is_plain_file(samples):
+        return False
+    if not os.path.lexists(path):
+        return True
+    try:
+        existing = plain.load_json(path)
+    except BadInput:  # damaged, or not a regular file
+        return False
+    return _identity(existing) == _identity(values) and (is_true(existing, "partial") or existing == values)
 
 
 def _identity(values: object) -> object:
@@ -119,20 +109,19 @@ class ResultKeeper:
         self._file, self._endpoint, self._home = file, endpoint, runs_dir()
         self._own_paths: set[Path] = set()  # samples beside the file; a pipe or device has none
         self._has_samples_file = False
-        self._measurements = RunMeasurements(open_run(run, endpoint)) if run else None
+        self._run = open_run(run, endpoint) if run else None
         if file:
             refuse_if(not file.parent.is_dir(), f"{file.parent}: no such folder")
             check_writable(file)
             self._has_samples_file = not files.is_stream(file)
             if self._has_samples_file:
                 check_writable(file.with_name(f"{file.stem}-{LONGEST_LOAD}.samples"), shown_as=file)
-        if self._measurements:
-            folder = self._measurements.run.path
-            check_writable(folder / "measurements" / "new.json", shown_as=folder)
+        if self._run:
+            check_writable(self._run.path / "measurements" / "new.json", shown_as=self._run.path)
         elif not file:
             check_writable(self._home / "new", shown_as=self._home, hint=ELSEWHERE)
 
-    def save_measurement(self, measured: "MeasuredLoad", title: str) -> Measurement:
+    def save_measurement(self, measured: MeasuredLoad, title: str) -> Measurement:
         """Save samples, and in a run the figures too; return the result with the name of its samples file."""
         result, title = measured.result, title.replace("/", "-per-")
         samples = measured.samples.to_bytes()
@@ -174,14 +163,13 @@ class ResultKeeper:
 
     def _save_in_run(self, name: str, values: Document, samples: bytes | None = None) -> str:
         """Save a result in the run and return its name; "" if there is no run or it could not be written."""
-        with self._noting_errors(self._measurements.run.path if self._measurements else self._home):
-            if self._file is None and self._measurements is None:  # an hour's result must not exist on screen only
-                run = Run.create(f"bench-{self._endpoint.model}", simulation=is_true(values, "simulation"))
-                self._measurements = RunMeasurements(run)
-                run.add_event(ServerMeasured(url=self._endpoint.base_url, model=self._endpoint.model))
-                self.own_run = run.id
-            if self._measurements:
-                return self._measurements.write(name, values, samples)
+        with self._noting_errors(self._run.path if self._run else self._home):
+            if self._file is None and self._run is None:  # an hour's result must not exist on screen only
+                self._run = Run.create(f"bench-{self._endpoint.model}", simulation=is_true(values, "simulation"))
+                self._run.add_event(ServerMeasured(url=self._endpoint.base_url, model=self._endpoint.model))
+                self.own_run = self._run.id
+            if self._run:
+                return write_measurement(self._run, name, values, samples)
         return ""
 
     @contextlib.contextmanager
@@ -199,18 +187,18 @@ class LiveLine(LiveDisplay):
 
     per_second = 4  # to leave the CPU to the workers
 
-    def __init__(self, console: "Console", title: str, *, total: int = 0, duration_s: float = 0.0) -> None:
+    def __init__(self, console: Console, title: str, *, total: int = 0, duration_s: float = 0.0) -> None:
         self.console = console
         self._title, self._total, self._duration = title, total, duration_s
         self._tokens, self._at, self._rate, self._ttft = 0, 0.0, 0.0, 0.0
         self._rates: list[float] = []  # tok/s since the first token, one for each half second or more
 
-    def __call__(self, workers: "list[LoadProgress]", elapsed_s: float) -> None:
+    def __call__(self, workers: list[LoadProgress], elapsed_s: float) -> None:
         if self.live and workers:
             width = self.live.console.width
             self.live.update(make_group(self.progress_line(workers, elapsed_s, width), self.speed_line(width)))
 
-    def progress_line(self, workers: "list[LoadProgress]", elapsed_s: float, width: int) -> Text:
+    def progress_line(self, workers: list[LoadProgress], elapsed_s: float, width: int) -> Text:
         """Return a line of at most `width` cells; the least important parts are left out first."""
         ended, failed = sum(worker.ended for worker in workers), sum(worker.failed for worker in workers)
         tokens, in_flight = sum(worker.tokens for worker in workers), sum(worker.in_flight for worker in workers)
@@ -227,8 +215,8 @@ class LiveLine(LiveDisplay):
         parts += [(f"{failed} failed", "red")] if failed else []
         parts += [(time_left(share, elapsed_s), ""), (format_tok_s(self._rate) if tokens else "no token yet", "")]
         parts += [(f"TTFT {_format_ms(self._ttft)}", "")] if self._ttft else []
-        parts.append((f"{in_flight} in flight", "dim"))
-        parts.append((f"client {max(worker.cpu_share for worker in workers):.0%}", "dim"))
+        client = max(worker.cpu_share for worker in workers)
+        parts += [(f"{in_flight} in flight", "dim"), (f"client {client:.0%}", "dim")]
         filled = round(BAR * share)
         line = Text.assemble((self._title, "bold"), f" {'━' * filled}", ("━" * (BAR - filled), "dim"))
         for text, style in parts:
@@ -262,10 +250,8 @@ def time_left(share: float, elapsed_s: float) -> str:
     return f"{format_seconds(max(0.0, elapsed_s * (1 - share) / share))} left"
 
 
-def print_results(console: "Console", results: Sequence[dict[str, Any]], *, best: int | None = None) -> None:
+def print_results(console: Console, results: Sequence[dict[str, Any]], *, best: int | None = None) -> None:
     """Print the table, what went wrong, and whether the client was the limit."""
-    from moebox.doctor.logs import known_causes
-
     rows: list[list[Cell]] = []
     for place, result in enumerate(results):
         bad = sum(result.get(key) or 0 for key in ("failed", "truncated", "empty"))
@@ -275,13 +261,8 @@ def print_results(console: "Console", results: Sequence[dict[str, Any]], *, best
             rates[RATES.index("max_output_tokens_per_s")] = None
         first = load_label(result) + (" ←" if place == best else "")
         counts = (format_count(result.get("completed") or 0), (format_count(bad), "red" if bad else "dim"))
-        row: list[Cell] = [
-            first,
-            *counts,
-            *map(_format_number, rates),
-            _format_number(result.get("request_throughput"), digits=2),
-        ]
-        rows.append([*row, *(_format_ms(result.get(key)) for key in TIMES)])
+        speeds = (*map(_format_number, rates), _format_number(result.get("request_throughput"), digits=2))
+        rows.append([first, *counts, *speeds, *(_format_ms(result.get(key)) for key in TIMES)])
     print_stacked(console, HEADS, rows, parts=(HEADS.index("TTFT"),))
     for result in results:
         errors, good = result.get("errors") or {}, result.get("request_goodput")
@@ -300,7 +281,7 @@ def print_results(console: "Console", results: Sequence[dict[str, Any]], *, best
 
 
 def print_stacked(
-    console: "Console", heads: Sequence[str], rows: Sequence[Sequence[Cell]], *, parts: Sequence[int] = ()
+    console: Console, heads: Sequence[str], rows: Sequence[Sequence[Cell]], *, parts: Sequence[int] = ()
 ) -> None:
     """Print a table, cut between columns into several below each other if it is too wide: no figure is cut.
 
@@ -336,7 +317,7 @@ def group_errors(errors: dict[str, int]) -> dict[str, int]:
     return {**dict(ranked[:MOST_ERRORS]), **({f"{len(ranked) - MOST_ERRORS} other errors": rest} if rest else {})}
 
 
-def print_test_rows(console: "Console", result: dict[str, Any]) -> None:
+def print_test_rows(console: Console, result: dict[str, Any]) -> None:
     """Print prefill and decode tests; only prompts are cold or warm."""
     rows = []
     for row in result["rows"]:

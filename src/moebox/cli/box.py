@@ -124,16 +124,14 @@ def _box_facts(box: Box) -> Iterator[tuple[str, str]]:
         yield "RAM", "shared with the GPU"
     if box.nodes > 1:
         yield "network", describe_network(box)
-    host = box.host
-    if host:
+    if host := box.host:
         yield "driver", f"{host.driver} (CUDA {host.cuda})" if host.driver else "none"
         state = "".join(f", {name} {value}" for name, value in (("IOMMU", host.iommu), ("ACS", host.acs)) if value)
         yield "host", f"{host.system}, {format_gib(host.shm)} /dev/shm{state}"
         yield "disk", f"{format_gb(host.disk_free)} free for models"
         for name, versions in (("containers", host.runtimes), ("engines", host.engines)):
             yield name, ", ".join(map(" ".join, versions.items())) or "none found"
-    unverified = sorted({field for gpu in box.gpus for field in gpu.unverified})
-    if unverified:
+    if unverified := sorted({field for gpu in box.gpus for field in gpu.unverified}):
         yield "unverified", f"{', '.join(unverified)} rates: from data sheets, not measured here"
 
 
@@ -143,13 +141,11 @@ def link_matrix(box: Box) -> list[Part]:
     rows: list[list[Part]] = []
     for a, name in enumerate(names):
         links = [box.links_by_pair.get((a, b)) for b in range(len(names))]
-        cells = [
-            f"{LINK_NAMES.get(link.kind, link.kind)}{link.lanes or ''}{' no p2p' * (link.p2p is False)}"
-            if link
-            else "·"
+        texts = (
+            link and f"{LINK_NAMES.get(link.kind, link.kind)}{link.lanes or ''}{' no p2p' * (link.p2p is False)}"
             for link in links
-        ]
-        rows.append([(name, "bold"), *cells])
+        )
+        rows.append([(name, "bold"), *(text or "·" for text in texts)])
     kinds = {LINK_NAMES.get(link.kind) for link in box.links}
     legend = ", ".join(f"{name} {meaning}" for name, meaning in LINK_MEANINGS.items() if name in kinds)
     return [make_table(("links", *names), rows, left_columns=("links",)), (legend, "dim")]

@@ -4,22 +4,26 @@ A climb tries one setting at a time; a tuning searches all that the engine decla
 """
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from moebox import codec
+from moebox.checkpoint import deploy
 from moebox.cli import flags
 from moebox.cli.display import VERDICT_MARKS, make_table
 from moebox.cli.flags import AsJson, OutputPath, Settings
 from moebox.cli.output import Part, check_writable, print_lines, print_note, print_parts, print_result, write_file
 from moebox.cli.signals import interrupt_message
+from moebox.core.recipe import Recipe
 from moebox.core.setting import split_settings
+from moebox.detect.machine import detect_machine
 from moebox.errors import refuse_if, refuse_out_of_range
+from moebox.flows import recipes, trials
+from moebox.flows.tune import tune as search
+from moebox.flows.tune_state import STREAMS, TUNE_FILE, TuneOptions, TuneState
+from moebox.flows.walk import ClimbMeasures, check_climb_settings, parse_effort
+from moebox.serve.order import require_engine
+from moebox.store import Run, calibrations
 from moebox.units import format_count, format_seconds, format_tok_s, parse_seconds
-
-if TYPE_CHECKING:
-    from moebox.core.recipe import Recipe
-    from moebox.flows.trials import TrialRunner
-    from moebox.store import Run
 
 
 def climb(
@@ -39,10 +43,6 @@ def climb(
             a step that loses solved jobs is rolled back; with quality_limit=0.02 a step must keep within as many nats
             of the first one, or of reference=FILE (`moebox quality --save`) as the first one does.
     """
-    from moebox.detect.machine import detect_machine
-    from moebox.flows import trials
-    from moebox.flows.walk import parse_effort
-
     parse_effort(settings)
     check_writable(output)
     start, run = begin_trials("climb", recipe, resume)
@@ -61,20 +61,13 @@ def climb(
     return print_result(json, document, lambda: print_trials(result, lines))
 
 
-def begin_trials(command: str, name: str, resume: str) -> "tuple[Recipe, Run]":
+def begin_trials(command: str, name: str, resume: str) -> tuple[Recipe, Run]:
     """Return the recipe and run of a new climb or tuning, or of one to resume; errors come before a folder is made."""
-    from moebox.checkpoint import deploy
-    from moebox.flows import recipes
-    from moebox.flows.trials import load_start
-    from moebox.flows.walk import check_climb_settings
-    from moebox.serve.order import require_engine
-    from moebox.store import Run
-
     hint = f"`moebox {command} recipe.toml`"
     refuse_if(bool(name) == bool(resume), "name a recipe, or a run with --resume", hint=hint)
     if resume:
         run = Run.open(resume)
-        recipe = load_start(run, command)
+        recipe = trials.load_start(run, command)
         refuse_if(not run.acquire_lock(), f"{run.path} is used by another moebox process")
     else:
         recipe = recipes.load_recipe(name)
@@ -96,21 +89,16 @@ def print_news(kind: str, news: Any) -> None:
     print_parts(line, stderr=True)
 
 
-def print_trials(result: "TrialRunner", lines: list[str]) -> None:
+def print_trials(result: trials.TrialRunner, lines: list[str]) -> None:
     """Print what was tried, what was not, and where the result is."""
     rows: list[list[Part]] = []
     for trial in result.trials:
-        measured = trial.output_tok_s > 0
+        speed, ttft = format_tok_s(trial.output_tok_s).removesuffix(" tok/s"), format_seconds(trial.ttft_ms / 1e3)
+        figures = (speed, ttft) if trial.output_tok_s > 0 else ("", "")
+        tokens = format_count(trial.kv_tokens) if trial.kv_tokens else ""
+        kept: Part = ("kept", "green") if trial.kept else "dropped"
         rows.append(
-            [
-                trial.change,
-                [VERDICT_MARKS[trial.verdict], f" {trial.verdict}"],
-                format_tok_s(trial.output_tok_s).removesuffix(" tok/s") if measured else "",
-                format_seconds(trial.ttft_ms / 1e3) if measured else "",
-                format_count(trial.kv_tokens) if trial.kv_tokens else "",
-                ("kept", "green") if trial.kept else "dropped",
-                trial.why,
-            ]
+            [trial.change, [VERDICT_MARKS[trial.verdict], f" {trial.verdict}"], *figures, tokens, kept, trial.why]
         )
     rows += [[change, ("not tried", "dim"), "", "", "", "", reason] for change, reason in result.passed_over.items()]
     heads = ("change", "verdict", "tok/s", "TTFT", "KV tokens", "", "why")
@@ -143,13 +131,6 @@ def tune(
             combinations=8 and finalists=2; quality_limit=0.02, which cache types need; power=true sweeps the power
             cap; quality_limit, reference, concurrency, rounds and questions as in `moebox climb`.
     """
-    from moebox.detect.machine import detect_machine
-    from moebox.flows.trials import BEST_FILE
-    from moebox.flows.tune import tune as search
-    from moebox.flows.tune_state import STREAMS, TUNE_FILE, TuneOptions, TuneState
-    from moebox.flows.walk import ClimbMeasures, parse_effort
-    from moebox.store import calibrations
-
     options, others = split_settings(TuneOptions(goal=goal or "throughput"), settings)
     if budget:
         options = replace(options, budget_s=flags.parse_duration("--budget", budget))
@@ -173,5 +154,5 @@ def tune(
         result = search(start, run, options, effort, notify, box)
     assert result.best is not None  # AnswerIsNo was raised otherwise
     document = {**codec.to_plain(result.state), "recipe": codec.to_plain(result.best.recipe), "run": str(run.path)}
-    lines = [*result.state.findings, f"best recipe: {run.path / BEST_FILE}", f"picture: {run.path / 'pareto.svg'}"]
-    return print_result(json, document, lambda: print_trials(result, lines))
+    places = [f"best recipe: {run.path / trials.BEST_FILE}", f"picture: {run.path / 'pareto.svg'}"]
+    return print_result(json, document, lambda: print_trials(result, [*result.state.findings, *places]))

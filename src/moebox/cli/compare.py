@@ -2,25 +2,32 @@
 
 import random
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
+
+from rich.text import Text
 
 from moebox import api, codec
+from moebox.checkpoint import deploy
 from moebox.cli import flags
 from moebox.cli.display import make_table
 from moebox.cli.flags import AsJson, Names, Settings
 from moebox.cli.output import Part, print_lines, print_note, print_parts, print_result, stdout_console
 from moebox.cli.signals import interrupt_message
 from moebox.cli.target import find_endpoint
+from moebox.cli.task import job_line, parse_families
 from moebox.core.endpoint import Endpoint
 from moebox.core.setting import Effort, apply_settings
 from moebox.errors import refuse_if, refuse_out_of_range
+from moebox.flows import recipes
+from moebox.flows.compare import CompareEffort, CompareTarget, Comparison, target_names
+from moebox.flows.jobs import compare_by_task
+from moebox.flows.walk import parse_limit
+from moebox.serve.order import require_engine
 from moebox.store import Run
 from moebox.stream.limits import is_twin
+from moebox.tasks import runner
+from moebox.tasks.result import JobResult
 from moebox.units import format_percent, format_seconds, format_tok_s, plural
-
-if TYPE_CHECKING:
-    from moebox.flows.compare import CompareTarget, Comparison
-    from moebox.tasks.result import JobResult
 
 OF_JOBS, OF_ANSWERS = ("jobs", "level", "family", "parallel"), ("questions", "rounds", "quality_limit", "reference")
 
@@ -83,35 +90,23 @@ def compare(
         model_b: The served model name at B, if it differs.
         key_env: The environment variable that holds the key of a URL.
     """
-    from rich.text import Text
-
-    from moebox.cli.task import job_line, parse_families
-    from moebox.flows.compare import CompareEffort, target_names
-    from moebox.flows.jobs import compare_by_task
-    from moebox.flows.recipes import is_recipe
-    from moebox.flows.walk import parse_limit
-    from moebox.tasks import runner
-
     streams = flags.parse_counts("--concurrency", ",".join(concurrency) or "1,4", most=256, like="1,4,16")
     refuse_if(not streams, "--concurrency has no value", hint="write it like 1,4,16")
     usual = EFFORTS[effort]
     chosen = apply_settings(usual, settings)
-    refuse_out_of_range("--set rounds", chosen.rounds, 2, 100)
-    refuse_out_of_range("--set questions", chosen.questions, 1, 1000)
-    refuse_out_of_range("--set jobs", chosen.jobs, 2, 10_000)
-    refuse_out_of_range("--set parallel", chosen.parallel, 1, 256)
+    for name, least, most in (("rounds", 2, 100), ("questions", 1, 1000), ("jobs", 2, 10_000), ("parallel", 1, 256)):
+        refuse_out_of_range(f"--set {name}", getattr(chosen, name), least, most)
     limit = parse_limit(chosen.quality_limit, chosen.reference)
     seed = random.randrange(10**6) if chosen.seed is None else chosen.seed
     changed = {name for name in (*OF_JOBS, *OF_ANSWERS) if getattr(chosen, name) != getattr(usual, name)}
+    text, hint = "jobs, level, family and parallel need --by task", "add --by task, or leave them out"
+    refuse_if(by != "task" and changed.intersection(OF_JOBS), text, hint=hint)
     if by == "task":
         flags.refuse_unused("--by task judges jobs", concurrency=concurrency)
         text = "--by task judges jobs: it does not take questions, rounds or quality_limit"
         refuse_if(changed.intersection(OF_ANSWERS), text, hint="leave them out")
         families = parse_families(chosen.family)
-    else:
-        text, hint = "jobs, level, family and parallel need --by task", "add --by task, or leave them out"
-        refuse_if(changed.intersection(OF_JOBS), text, hint=hint)
-    a_recipe, b_recipe = is_recipe(a), is_recipe(b)
+    a_recipe, b_recipe = recipes.is_recipe(a), recipes.is_recipe(b)
     if a_recipe and b_recipe:
         flags.refuse_unused("a recipe names its model and key", model=model, model_b=model_b, key_env=key_env)
     if b_recipe:
@@ -125,7 +120,7 @@ def compare(
     run = Run.create("compare", simulation=twins[0])
     targets = target_names(left, right)
 
-    def print_job(side: str, result: "JobResult") -> None:
+    def print_job(side: str, result: JobResult) -> None:
         if not json:
             stdout_console().print(Text.assemble(f"{side} ", job_line(result, stdout_console().width - 2)))
 
@@ -148,12 +143,8 @@ def compare(
     return print_result(json, document, lambda: _print_comparison(found, targets), good=good)
 
 
-def _find_side(target: str, model: str, key_env: str) -> "CompareTarget":
+def _find_side(target: str, model: str, key_env: str) -> CompareTarget:
     """Return a recipe whose engine is installed, or an endpoint."""
-    from moebox.checkpoint import deploy
-    from moebox.flows import recipes
-    from moebox.serve.order import require_engine
-
     if not recipes.is_recipe(target):
         return find_endpoint(target, model=model, key_env=key_env)
     recipe = recipes.load_recipe(target)
@@ -161,28 +152,23 @@ def _find_side(target: str, model: str, key_env: str) -> "CompareTarget":
     return recipe
 
 
-def _print_comparison(found: "Comparison", targets: dict[str, str]) -> None:
+def _print_comparison(found: Comparison, targets: dict[str, str]) -> None:
     """Print both sides' answers and speed, the first differences, and the verdict."""
     answers = found.answers
-    rows: list[list[Part]] = [
-        [what, f"{left.passed} of {left.trials}", f"{right.passed} of {right.trials}", ""]
-        for what, left, right in (
-            ("correct answers", answers.right_a, answers.right_b),
-            ("valid JSON", answers.json_a, answers.json_b),
-            ("valid tool calls", answers.tools_a, answers.tools_b),
-        )
-    ]
+    rows: list[list[Part]] = []
+    for what, name in (("correct answers", "right"), ("valid JSON", "json"), ("valid tool calls", "tools")):
+        shares = (getattr(answers, f"{name}_{side}") for side in "ab")
+        rows.append([what, *(f"{share.passed} of {share.trials}" for share in shares), ""])
     accepted = (found.acceptance_a, found.acceptance_b)
     if accepted != (None, None):
-        shares = ("" if share is None else format_percent(share) for share in accepted)
-        rows.append(["draft tokens accepted", *shares, ""])
+        texts = ("" if share is None else format_percent(share) for share in accepted)
+        rows.append(["draft tokens accepted", *texts, ""])
     for row in found.gains:
         rates = (format_tok_s(row.a_tok_s), format_tok_s(row.b_tok_s))
         rows.append([plural(row.concurrency, "stream"), *rates, str(row.gain or "")])
         rows.append(["  first token", format_seconds(row.a_ttft_ms / 1e3), format_seconds(row.b_ttft_ms / 1e3), ""])
     table = make_table(("", "A", "B", ""), rows, left_columns=("",))
     print_parts(f"A: {targets['target_a']}\nB: {targets['target_b']}", table)
-    for parting in answers.divergences[:3]:
-        where = f"{parting.family}: differs from {parting.unit} {parting.at} on"
-        print_parts(f"{where}: {parting.a!r} / {parting.b!r}")
+    for each in answers.divergences[:3]:
+        print_parts(f"{each.family}: differs from {each.unit} {each.at} on: {each.a!r} / {each.b!r}")
     print_parts(found.verdict)

@@ -7,29 +7,15 @@ one a line. Without candidates the shell offers files.
 import inspect
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator
-from typing import Literal
+from typing import Literal, get_args
 
 from moebox.cli import COMMANDS, GROUPS, flags, subcommands
 from moebox.core import catalogue, registry
+from moebox.data import FOLDER
 from moebox.errors import MoeboxError
 
 GLOBAL_OPTIONS = ("--json", "--runs", "--plain", "--debug", "--help")
 Shell = Literal["bash", "zsh", "fish"]
-SCRIPTS: dict[Shell, str] = {
-    "bash": """_moebox() {
-    local IFS=$'\\n'
-    COMPREPLY=($(moebox --complete "${COMP_WORDS[@]:1:$COMP_CWORD}" 2>/dev/null))
-}
-complete -o default -o nosort -F _moebox moebox""",
-    "zsh": """#compdef moebox
-_moebox() {
-    local -a found
-    found=("${(@f)$(moebox --complete "${(@)words[2,$CURRENT]}" 2>/dev/null)}")
-    if [[ -n "${found[1]}" ]]; then compadd -a found; else _files; fi
-}
-if [[ $funcstack[1] = _moebox ]]; then _moebox; else compdef _moebox moebox; fi""",
-    "fish": """complete -c moebox -f -a '(moebox --complete (commandline -opc)[2..] (commandline -ct) 2>/dev/null)'""",
-}
 
 
 def completion(shell: Shell = "bash") -> int:
@@ -38,7 +24,7 @@ def completion(shell: Shell = "bash") -> int:
     Args:
         shell: bash, zsh or fish.
     """
-    print(SCRIPTS[shell])
+    print((FOLDER / "completion" / f"moebox.{shell}").read_text(encoding="utf-8"), end="")
     return 0
 
 
@@ -112,5 +98,5 @@ POSITIONAL: dict[str, Callable[[], Iterable[str]]] = {
     **dict.fromkeys(("up", "render", "rehearse", "climb", "tune", "compare"), _recipe_names),
     **dict.fromkeys(("report", "pack", "runs show", "runs rm"), _run_names),
     **dict.fromkeys(("logs", "down", "verify", "bench", "connect", "task"), _instance_names),
-    "completion": lambda: SCRIPTS,
+    "completion": lambda: get_args(Shell),
 }

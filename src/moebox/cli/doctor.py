@@ -3,28 +3,33 @@
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import Annotated, TypeAlias
 
 from cyclopts import Parameter
 
-from moebox import codec
+from moebox import codec, detect
+from moebox.checkpoint import deploy
 from moebox.cli import flags
 from moebox.cli.display import VERDICT_MARKS, make_grid
 from moebox.cli.flags import AsJson, Switch
 from moebox.cli.output import Part, print_parts, print_result, stderr_console
 from moebox.core import registry
+from moebox.core.plan import PlanWarning
 from moebox.core.recipe import EngineName, Recipe
+from moebox.core.validation import read_recipe
+from moebox.doctor.box import HostCheck, check_box, check_this_machine, compare_boxes
+from moebox.doctor.logs import LogSearch, feed_file, search_file
+from moebox.engines.package_check import PackageCheck, check_package
+from moebox.engines.support import support_warnings
 from moebox.errors import MoeboxError, UnknownName, refuse_if
+from moebox.serve.state import state_dir
 from moebox.site import read_site
+from moebox.store import Run, plain, runs_dir
+from moebox.store.calibrations import calibrations_dir
+from moebox.store.log import log_pieces
 from moebox.units import parse_size, plural
 
-if TYPE_CHECKING:
-    from moebox.core.plan import PlanWarning
-    from moebox.doctor.box import HostCheck
-    from moebox.doctor.logs import LogSearch
-    from moebox.engines.package_check import PackageCheck
-
-Checks: TypeAlias = "Sequence[HostCheck | PackageCheck]"
+Checks: TypeAlias = Sequence[HostCheck | PackageCheck]
 _MARKS = VERDICT_MARKS | {"unknown": ("?", "dim"), "note": ("·", "dim")}
 
 
@@ -45,10 +50,6 @@ def logs(
         engine: Look only for this engine's symptoms.
         every: Show notes and consequences too.
     """
-    from moebox.doctor.logs import LogSearch, feed_file, search_file
-    from moebox.store import Run, plain, runs_dir
-    from moebox.store.log import log_pieces
-
     known: list[PlanWarning] = []
     if engine and engine not in registry.engine_names():
         raise UnknownName("engine", engine, registry.engine_names())
@@ -81,13 +82,8 @@ def logs(
     return print_result(json, document, lambda: print_parts(*lines), good=good)
 
 
-def known_of_run(folder: Path) -> "tuple[Recipe | None, list[PlanWarning]]":
+def known_of_run(folder: Path) -> tuple[Recipe | None, list[PlanWarning]]:
     """The recipe of a run folder, and what the support matrix knows of it on that run's box."""
-    from moebox import detect
-    from moebox.checkpoint import deploy
-    from moebox.core.validation import read_recipe
-    from moebox.engines.support import support_warnings
-
     if not (folder / "recipe.toml").is_file():
         return None, []
     try:
@@ -100,7 +96,7 @@ def known_of_run(folder: Path) -> "tuple[Recipe | None, list[PlanWarning]]":
         return None, []
 
 
-def search_lines(found: "LogSearch", *, every: bool) -> list[str]:
+def search_lines(found: LogSearch, *, every: bool) -> list[str]:
     """Return the cause with its remedy, then the other findings in the order of the log."""
     lines, cause = [], found.cause
     if not cause and found.exception:
@@ -134,12 +130,6 @@ def box(
         test: Test instead of reading settings: all-reduce, copies, load, errors, memory and disk; takes minutes.
         against: Name what changed since this capture: a folder of `moebox box --save`, or its box.toml.
     """
-    from moebox import detect
-    from moebox.doctor.box import check_box, check_this_machine, compare_boxes
-    from moebox.serve.state import state_dir
-    from moebox.store.calibrations import calibrations_dir
-    from moebox.store.run import runs_dir
-
     size = flags.parse_value("--need", need, parse_size) if need else 0
     refuse_if(0 < size < 10**6, f"--need {need} is less than 1 MB", hint=f"write it like {need}GB")
     refuse_if(against and not against.exists(), f"--against {against}: no such file or folder")
@@ -190,8 +180,6 @@ def engine(name: str, /, *, json: AsJson = False) -> int:
     Args:
         name: The engine's name, as its entry point declares it.
     """
-    from moebox.engines.package_check import PackageCheck, check_package
-
     checks = check_package(name)
     shown = [check for check in checks if check.verdict != "note" and check.found != "present"]
     if left_out := [check.name for check in checks if check.verdict == "note"]:

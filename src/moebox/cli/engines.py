@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import random
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
 
@@ -18,12 +18,11 @@ from moebox.cli.flags import AsJson
 from moebox.cli.output import print_lines, print_note, print_parts, print_result
 from moebox.cli.ps import restore_interrupted
 from moebox.cli.signals import interrupt_message
+from moebox.core.engine_source import parse_source, same_version
 from moebox.core.recipe import Recipe
 from moebox.errors import BadInput, refuse_if
+from moebox.serve import installs
 from moebox.units import format_gb
-
-if TYPE_CHECKING:
-    from moebox.serve.installs import InstalledEngine
 
 RecipeName = Annotated[str, Parameter(help="A recipe file or name.")]
 Change = Annotated[
@@ -38,8 +37,6 @@ HEADS = ("engine", "version", "kind", "size", "where", "used by")
 
 def engines(*, json: AsJson = False) -> int:
     """List versions of engines on this machine, and the recipes and live engines that use them."""
-    from moebox.serve import installs
-
     installs.remove_stale_parts()
     rows = [*installs.list_installs(), *installs.find_unmanaged()]
     users = {id(row): [*installs.live_users(row), *_recipes_using(row)] for row in rows}
@@ -72,7 +69,6 @@ def install(engine: str = "", source: str = "", image: str = "", *, json: AsJson
         source: The source tree of a build: a folder, a git repository or its URL. Default: that of the last build.
         image: Pull this container image with docker or podman.
     """
-    from moebox.core.engine_source import parse_source
     from moebox.serve.install import install_engine
 
     hint = "moebox engines install vllm==0.32.0, llama.cpp@b11669 or --image NAME"
@@ -89,18 +85,15 @@ def remove(name: str, *, json: AsJson = False) -> int:
     Args:
         name: The version as `moebox engines` shows it: ENGINE==VERSION, ENGINE@BUILD or an image.
     """
-    from moebox.serve.installs import remove_install
-
-    gone = remove_install(name)
+    gone = installs.remove_install(name)
     left = _recipes_using(gone)
     lines = [f"{gone.name} is removed, {format_gb(gone.bytes)} are free again"]
     lines += [f"warning: the recipe {recipe} still names it" for recipe in left]
     return print_result(json, {"removed": gone.name, "bytes": gone.bytes, "recipes": left}, lambda: print_lines(lines))
 
 
-def _recipes_using(row: "InstalledEngine") -> list[str]:
+def _recipes_using(row: installs.InstalledEngine) -> list[str]:
     """Return the saved recipes that name the version; `moebox up` reports those that cannot be read."""
-    from moebox.core.engine_source import same_version
     from moebox.flows.recipes import saved_recipes
 
     found = []

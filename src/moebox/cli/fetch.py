@@ -33,23 +33,16 @@ def fetch(what: str, *, check: Switch = False, at_once: int = 8, retries: int = 
     columns = (progress.BarColumn(), progress.DownloadColumn(), progress.TransferSpeedColumn())
     left = (progress.TextColumn("ready in"), progress.TimeRemainingColumn())
     console = stderr_console()
-    bars = progress.Progress(*columns, *left, console=console, transient=True, disable=not console.is_terminal)
-    with bars:
-        shown = bars.add_task("fetch", total=total)
-        advance = functools.partial(bars.advance, shown)
+    with progress.Progress(*columns, *left, console=console, transient=True, disable=not console.is_terminal) as bars:
+        advance = functools.partial(bars.advance, bars.add_task("fetch", total=total))
         fetcher = Fetcher(listing, recheck=check, retries=retries, advance=advance)
         missing = fetcher.missing_bytes(wanted)
         fetched = fetcher.fetch_all(wanted, at_once=at_once)
     took = time.monotonic() - started
     new = [file for file in fetched if not file.was_there]
-    document: Document = {
-        "repo": listing.repo,
-        "commit": listing.commit,
-        "folder": str(fetcher.snapshot),
-        "bytes": total,
-    }
-    document |= {"files": len(fetched), "fetched": [file.path for file in new], "seconds": round(took, 3)}
-    document["intact"] = [file.path for file in fetched if file.was_there]
+    document: Document = {"repo": listing.repo, "commit": listing.commit, "folder": str(fetcher.snapshot)}
+    document |= {"bytes": total, "files": len(fetched), "fetched": [file.path for file in new]}
+    document |= {"seconds": round(took, 3), "intact": [file.path for file in fetched if file.was_there]}
     lines = [f"{listing.repo}: {plural(len(fetched), 'file')}, {format_gb(total)}, every hash is the Hub's"]
     lines += [f"fetched {file.path}" for file in new[:20]] + ([f"and {len(new) - 20} more"] if len(new) > 20 else [])
     if missing and took:

@@ -182,7 +182,7 @@ def forecast(
     length, limit = max((*contexts, *prompts), default=0), found.recipe.context
     if mode != "serving" and 0 < limit < length:
         text = f"{format_count(length)} tokens exceed the recipe's context of {format_count(limit)}"
-        warning = PlanWarning(symptom="", text=f"{text}: these speeds are hypothetical", remedy=f"context = {length}")
+        warning = PlanWarning(text=f"{text}: these speeds are hypothetical", remedy=f"context = {length}")
         found = replace(found, warnings=(*found.warnings, warning))
     rows, tiers = _forecast_rows(mode, found, work, prompts if mode == "prefill" else contexts, streams), []
     if mode == "serving" and work.workload.turns > 1:
@@ -268,7 +268,7 @@ def forecast_document(mode: Mode, target: ForecastTarget, rows: list[ForecastRow
     warnings = target.warnings
     if misfit := target.misfit:
         text = f"{misfit.text}; these speeds are hypothetical"
-        warnings = (PlanWarning(symptom="", text=text, remedy=misfit.remedy, severity="fatal"), *warnings)
+        warnings = (PlanWarning(text=text, remedy=misfit.remedy, severity="fatal"), *warnings)
     return {
         "simulated": True,
         "mode": mode,
@@ -292,12 +292,8 @@ def describe_range(mode: Mode, target: ForecastTarget, rows: list[ForecastRow]) 
     prompts = f"; prompts and TTFT {speed.range_text('prompt')}" if mode in ("serving", "stream") else ""
     if not speed.measured:
         return f"forecast, not a measurement: expect {speed.range_text(RANGES[mode])}{prompts}"
-    ratios = [
-        row[edge] / row["output_throughput"] - 1
-        for row in rows
-        for edge in ("low_tok_s", "high_tok_s")
-        if row.get("output_throughput")
-    ]
+    edges = ((row, edge) for row in rows for edge in ("low_tok_s", "high_tok_s") if row.get("output_throughput"))
+    ratios = [row[edge] / row["output_throughput"] - 1 for row, edge in edges]
     served = f"; out tok/s {min(ratios):+.0%} to {max(ratios):+.0%}" if ratios else ""
     return f"{speed.measured.text}{served}{prompts}"
 
@@ -306,16 +302,15 @@ def forecast_page(
     mode: Mode, target: ForecastTarget, rows: list[ForecastRow], tiers: Sequence[ForecastRow]
 ) -> Iterator[Part]:
     """Yield title, table, range and warnings for the terminal."""
-    recipe = target.recipe
+    recipe, box = target.recipe, target.deployment.required_box
     words = [engine_display_name(recipe.engine)] + (["community image"] if recipe.runtime.preset else [])
     words += recipe.parallel.labels if recipe.hybrid is None else []
     words += [f"{recipe.kv} cache of {format_count(target.memory.kv_tokens)} tokens"]
     words += [f"{recipe.speculate.method} ×{recipe.speculate.tokens}"] if recipe.speculate else []
-    if target.misfit:
-        text = f"{target.misfit.text}; {target.misfit.remedy}. These speeds are hypothetical."
-        yield [("fatal: ", "bold red"), text]
+    if misfit := target.misfit:
+        yield [("fatal: ", "bold red"), f"{misfit.text}; {misfit.remedy}. These speeds are hypothetical."]
     title = f"{target.deployment.model.title} {target.deployment.checkpoint.label}"
-    yield [(title, "bold"), f" on {target.deployment.required_box.name}: {', '.join(words)}"]
+    yield [(title, "bold"), f" on {box.name}: {', '.join(words)}"]
     for heads, lines, remark in (FORECAST_TABLES[mode](rows), *([tier_table(tiers)] if tiers else [])):
         yield ""
         yield make_table(heads, lines)
@@ -323,7 +318,7 @@ def forecast_page(
             yield remark
     yield (describe_range(mode, target, rows), "dim")
     if recipe.parallel.nodes > 1:
-        yield (describe_network(target.deployment.required_box), "dim")
+        yield (describe_network(box), "dim")
     for warning in target.warnings:
         if warning.severity != "note":
             yield [(f"{warning.severity}: ", "yellow"), warning.text]

@@ -1,6 +1,6 @@
 """`moebox models`: the catalogue, models that were read from the Hub, and any model on disk."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from moebox import codec
 from moebox.checkpoint import ResolvedModel, look_up_model, remote
@@ -138,9 +138,7 @@ def model_document(model: Model, checkpoints: tuple[Checkpoint, ...]) -> Documen
         "stack": list(map(codec.to_document, model.stack)),
         "moe": codec.to_document(model.moe) if model.moe else None,
         "parameters": {
-            "total": model.total_parameters,
-            "text": model.text_parameters,
-            "active": model.active_parameters,
+            **{name: getattr(model, f"{name}_parameters") for name in ("total", "text", "active")},
             "by_component": model.parameters_by_component,
         },
         "kv_bytes_per_token": {kind: model.kv_bytes_per_token(kind) for kind in KV_BYTES},
@@ -167,39 +165,29 @@ def _attention_key(model: Model) -> str:
 
 def model_table(models: list[ResolvedModel], *, width: int = 80) -> list[Part]:
     """Return the catalogue, one model a row; the kind of attention only if the terminal is wide enough."""
-    figures = {name: text for name, text in FIGURES.items() if width >= WIDE or name != "attention"}
-    rows = []
+    wide, rows = width >= WIDE, []
     for known in models:
-        native = next((each for each in known.checkpoints if each.native), None)
+        model, native = known.model, next((each for each in known.checkpoints if each.native), None)
+        total, active = model.total_parameters / 1e9, model.active_parameters / 1e9
+        sizes = (f"{total:,.{0 if total >= 1 else 2}f}B", f"{active:.{1 if active >= 1 else 2}f}B")
+        kinds = " + ".join(dict.fromkeys(map(attention_name, model.stack)))
+        tokens = (format_count(model.context), format_count(model.kv_bytes_per_token("bf16")))
         last = "unknown"
         if native:
             last = f"{format_gb(native.total_bytes):>8} {native.name if len(native.name) < 12 else native.quant}"
-        rows.append((known.model.name, *(text(known.model) for text in figures.values()), last))
-    ends = ("model", "as published")
-    table = make_table((ends[0], *figures, ends[1]), rows, left_columns=ends, gap=1)
+        rows.append((model.name, *sizes, *[kinds] * wide, *tokens, last))
+    heads = ("model", "params", "active", *["attention"] * wide, "context", "KV/token", "as published")
+    table = make_table(heads, rows, left_columns=("model", "as published"), gap=1)
     note = "\nKV/token: bytes of bf16 cache. `moebox models show NAME` shows one of them, or a\nfolder or .gguf file."
     return [table, (note, "dim")]
 
 
-def _kind_name(layers: Layers) -> str:
+def attention_name(layers: Layers) -> str:
     """Return the common name of such attention."""
-    if layers.mla:
-        return "MLA"
-    if layers.linear or layers.mamba:
-        return "linear" if layers.linear else "Mamba"
     if layers.gqa:
         return "window" if layers.gqa.window else "GQA"
-    return "compressed" if layers.compressed else "none"
-
-
-# Columns of the catalogue.
-FIGURES: dict[str, Callable[[Model], str]] = {
-    "params": lambda model: f"{model.total_parameters / 1e9:,.{0 if model.total_parameters >= 1e9 else 2}f}B",
-    "active": lambda model: f"{model.active_parameters / 1e9:.{1 if model.active_parameters >= 1e9 else 2}f}B",
-    "attention": lambda model: " + ".join(dict.fromkeys(map(_kind_name, model.stack))),
-    "context": lambda model: format_count(model.context),
-    "KV/token": lambda model: format_count(model.kv_bytes_per_token("bf16")),
-}
+    names = {"MLA": layers.mla, "linear": layers.linear, "Mamba": layers.mamba, "compressed": layers.compressed}
+    return next((name for name, kind in names.items() if kind), "none")
 
 
 def model_screen(model: Model, checkpoints: tuple[Checkpoint, ...]) -> list[Part]:

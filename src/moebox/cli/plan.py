@@ -62,29 +62,24 @@ def plan(
     known = recipes.find_model(model, offline=offline)
     constraints = args.constraints(goal=goal, bold=bold)
     try:
-        chosen = api.plan(
-            model if recipes.is_phantom(model) else known,
-            box=box,
-            ram=ram,
-            ram_bandwidth=ram_bandwidth,
-            constraints=constraints,
-        )
+        named = model if recipes.is_phantom(model) else known
+        chosen = api.plan(named, box=box, ram=ram, ram_bandwidth=ram_bandwidth, constraints=constraints)
     except DoesNotFit as problem:
         if json:
             refusal = {"fits": False, "shortfall_bytes": problem.shortfall, "error": problem.message}
             print_json(refusal | {"remedies": problem.hint.split("; ") if problem.hint else []})
         raise
     if output:
-        head = [f"# {chosen.recipe.name}: planned by moebox for {chosen.box}, goal {chosen.goal}."]
-        head += [f"# - {line}" for line in chosen.reasons]
-        write_file(output, "\n".join(head) + "\n\n" + codec.to_toml(chosen.recipe))
+        reasons = "".join(f"# - {line}\n" for line in chosen.reasons)
+        head = f"# {chosen.recipe.name}: planned by moebox for {chosen.box}, goal {chosen.goal}.\n{reasons}"
+        write_file(output, f"{head}\n{codec.to_toml(chosen.recipe)}")
         print_note(f"wrote {output}")
     if json:
         print_json(plan_document(chosen))
         return 0
-    given = {"box": box, "goal": goal if goal != "throughput" else None, "bold": bold, "ram": ram}
-    given |= {"ram_bandwidth": ram_bandwidth, **asdict(args), "offline": offline}
-    command = shlex.join(["moebox", "plan", model, *flag_words(given), "-o", "recipe.toml"])
+    given: Document = {"box": box, "goal": goal if goal != "throughput" else None, "bold": bold, "ram": ram}
+    given |= {"ram_bandwidth": ram_bandwidth, **asdict(args), "offline": offline, "-o": "recipe.toml"}
+    command = shlex.join(["moebox", "plan", model, *flag_words(given)])
     steps = plan_view.NextSteps(save=command, saved=output, here=not (box or ram))
     if why:
         print_parts(*plan_view.arithmetic_page(chosen, known.model))
@@ -99,21 +94,13 @@ def plan(
 
 def plan_document(chosen: Plan) -> Document:
     """Return the plan under the keys that scripts rely on; the five parts of a device sum to its total."""
-    memory = chosen.memory
-    devices = [
-        {
-            "device": device.device,
-            "total_bytes": device.total,
-            "weights_bytes": device.weights_total + device.draft,
-            "kv_bytes": device.kv,
-            "overhead_bytes": device.activations + device.overhead,
-            "free_bytes": device.free,
-            "by_component": device.weights,
-            "draft_bytes": device.draft,
-            "activations_bytes": device.activations,
-        }
-        for device in memory.devices
-    ]
+    memory, devices = chosen.memory, list[Document]()
+    for device in memory.devices:
+        row: Document = {"device": device.device, "total_bytes": device.total}
+        row |= {"weights_bytes": device.weights_total + device.draft, "kv_bytes": device.kv}
+        row |= {"overhead_bytes": device.activations + device.overhead, "free_bytes": device.free}
+        row |= {"by_component": device.weights, "draft_bytes": device.draft, "activations_bytes": device.activations}
+        devices.append(row)
     return {
         **{name: getattr(chosen, name) for name in PLAN_KEYS},
         "memory": {

@@ -151,9 +151,9 @@ def whole_page(plan: Plan, model: Model, steps: NextSteps) -> Iterator[Part]:
 def warnings_part(plan: Plan) -> Part:
     rows = []
     for warning in plan.warnings:
-        text: list[str | tuple[str, str]] = [warning.text]
-        text += [(f"\n→ {warning.remedy}", "green")] if warning.remedy else []
-        text += [(f"\n  {warning.source}", "dim")] if warning.source else []
+        remedy = f"\n→ {warning.remedy}" if warning.remedy else ""
+        source = f"\n  {warning.source}" if warning.source else ""
+        text: Part = [warning.text, (remedy, "green"), (source, "dim")]
         rows.append((TONE_MARKS[SEVERITY_TONES[warning.severity]], text))
     return make_grid(rows)
 
@@ -204,8 +204,8 @@ def memory_part(plan: Plan) -> list[Part]:
     width = stdout_console().width - max(map(len, sizes)) - longest - 2
     bars = make_grid((name, memory_bar(groups[name], width), f"{size:>{longest}}") for name, size in sizes.items())
     figures: list[list[Part]] = []
-    for index, (part, letter, colour, _) in enumerate(PARTS):
-        shares = [part_bytes(device)[index] for device in groups.values()]
+    columns = zip(*map(part_bytes, groups.values()), strict=True)
+    for (part, letter, colour, _), shares in zip(PARTS, columns, strict=True):
         if any(shares):
             cells = [f"{size / 2**30:,.2f}" if size else "0" for size in shares]
             figures.append([(letter, f"black on {colour}"), part, *cells])
@@ -249,22 +249,19 @@ def _bare_rate(tok_s: float) -> str:
 
 def range_text(plan: Plan) -> str:
     """Return the range of the forecast in percent, and what it rests on."""
-    if plan.measured:  # rows have their own ranges
-        low = min(row.low_tok_s / row.decode_tok_s - 1 for row in plan.forecast)
-        high = max(row.high_tok_s / row.decode_tok_s - 1 for row in plan.forecast)
-        return f"{plan.measured}; at worst {low:+.0%} to {high:+.0%}"
     largest = max(plan.forecast, key=lambda row: row.decode_tok_s)  # rates are rounded: its ratios are the most exact
-    low, high = (edge / largest.decode_tok_s - 1 for edge in (largest.low_tok_s, largest.high_tok_s))
-    return f"expect {low:+.0%} to {high:+.0%} ({plan.basis})"
+    rows = plan.forecast if plan.measured else (largest,)  # measured rows have their own ranges
+    low = min(row.low_tok_s / row.decode_tok_s - 1 for row in rows)
+    high = max(row.high_tok_s / row.decode_tok_s - 1 for row in rows)
+    edges = f"{low:+.0%} to {high:+.0%}"
+    return f"{plan.measured}; at worst {edges}" if plan.measured else f"expect {edges} ({plan.basis})"
 
 
 def alternatives_part(plan: Plan) -> list[Part]:
     """Return this plan's throughput, and the alternatives with what they would change."""
-    rows = [("(this plan)", _bare_rate(plan.answer_tok_s), format_count(plan.memory.kv_tokens), "")]
-    rows += [
-        (other.title, _bare_rate(other.answer_tok_s), format_count(other.kv_tokens), other.loses)
-        for other in plan.alternatives
-    ]
+    plans = [("(this plan)", plan.answer_tok_s, plan.memory.kv_tokens, "")]
+    plans += [(other.title, other.answer_tok_s, other.kv_tokens, other.loses) for other in plan.alternatives]
+    rows = [(title, _bare_rate(rate), format_count(tokens), why) for title, rate, tokens, why in plans]
     table = make_table(("instead", "answers", "cache", "why not"), rows, wrapped=("instead", "why not"))
     prompt, answer = map(format_count, comparison_request(plan.recipe.context))
     note = f"answers: output tok/s, {prompt} in / {answer} out, as many requests as the goal needs and the cache holds"

@@ -8,20 +8,24 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from moebox import files
 from moebox.cli.flags import All, AsJson
 from moebox.cli.output import print_lines, print_note, print_parts, print_result
+from moebox.core.box import GpuProcess
+from moebox.detect import nvml
 from moebox.errors import BadInput, refuse_if
 from moebox.escape import escape_invisible
 from moebox.loose import Document
+from moebox.serve import state
+from moebox.serve.stop import kill_orphans, list_containers, remove_container, stop_instance, stop_services
+from moebox.serve.tail import LogTail
+from moebox.store import Run, plain
+from moebox.store.log import log_pieces
 from moebox.units import format_gib, format_seconds
-
-if TYPE_CHECKING:
-    from moebox.core.box import GpuProcess
 
 
 def ps(*, json: AsJson = False) -> int:
@@ -29,8 +33,6 @@ def ps(*, json: AsJson = False) -> int:
 
     The processes on each GPU follow, other users' too, as far as the driver and the kernel show them.
     """
-    from moebox.detect import nvml
-
     restore_interrupted()
     rows, driver = list_engines(), nvml.load_nvml()
     holders = nvml.list_holders(driver) if driver else {}
@@ -76,16 +78,12 @@ class EngineRow:
 
 def list_engines() -> list[EngineRow]:
     """Return every engine with a record, then orphaned processes and containers."""
-    from moebox.serve import state
-    from moebox.serve.stop import list_containers
-
     orphans, containers = state.orphan_processes(), list_containers()
     rows = []
     for instance in state.list_instances():
         guard, left = instance.guard_state, tuple(orphans.pop(instance.id, ()))
-        own = {name: getattr(instance, name) for name in SHARED}
-        lost = guard.lost_bytes
-        rows.append(EngineRow(**own, pid=guard.engine or None, code=guard.code, lost_log_bytes=lost, left=left))
+        own = {name: getattr(instance, name) for name in SHARED} | {"lost_log_bytes": guard.lost_bytes}
+        rows.append(EngineRow(**own, pid=guard.engine or None, code=guard.code, left=left))
         if instance.is_alive:
             containers.pop(instance.id, None)
     for name in sorted({*orphans, *containers}):
@@ -94,7 +92,7 @@ def list_engines() -> list[EngineRow]:
     return rows
 
 
-def gpu_lines(holders: "Mapping[int, Sequence[GpuProcess]]") -> list[str]:
+def gpu_lines(holders: Mapping[int, Sequence[GpuProcess]]) -> list[str]:
     """Return a line for each process on a GPU: how much it holds, whose it is, and its engine if moebox started it."""
     lines = []
     for index, processes in holders.items():
@@ -127,9 +125,6 @@ def down(name: str | None = None, /, *, all_: All = False, json: AsJson = False)
         name: The engine's id (or its beginning) or its recipe's name. Default: the only one.
         all_: Stop every engine, and remove what earlier ones left behind.
     """
-    from moebox.serve import state
-    from moebox.serve.stop import kill_orphans, list_containers, remove_container, stop_instance, stop_services
-
     refuse_if(all_ and name, "either a name or --all")
     instances = state.list_instances()
     # found before anything is stopped: what an engine leaves now is its own
@@ -170,11 +165,6 @@ def logs(
         follow: Keep printing until the engine ends or Ctrl-C.
         lines: Print only the last N lines.
     """
-    from moebox.serve import state
-    from moebox.serve.tail import LogTail
-    from moebox.store import Run, plain
-    from moebox.store.log import log_pieces
-
     refuse_if(lines is not None and lines < 0, f"--lines {lines}: must not be negative")
     instance = None
     try:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from moebox import codec
+from moebox.assess.run import assess_run
 from moebox.checkpoint import resolve_model
 from moebox.cli import flags
 from moebox.cli.display import VERDICT_MARKS, LiveDisplay, make_grid, make_group, print_assessment
@@ -19,7 +20,12 @@ from moebox.errors import refuse_if, refuse_out_of_range
 from moebox.escape import clip_text
 from moebox.flows import pipeline as pipelines
 from moebox.flows import recipes
+from moebox.flows.run import Runner
+from moebox.report.expect import with_forecast
+from moebox.runs.reader import read_run
+from moebox.serve.session import EngineSession
 from moebox.store import Run
+from moebox.stream.awake import AwakeClock
 from moebox.units import format_seconds, format_tok_s
 
 MAX_STREAMS = 65_536
@@ -77,10 +83,6 @@ def run(
         yes: Agree to every prompt: fetch missing weights, go on after failed checks of this machine.
         resume: Resume this run, by folder or name; `latest` is the newest one.
     """
-    from moebox.flows.run import Runner
-    from moebox.serve.session import EngineSession
-    from moebox.stream.awake import AwakeClock
-
     if resume:
         again = "--resume continues the run as it was started"
         refuse_if(model, f"{again}: it does not take {model}")
@@ -164,10 +166,6 @@ def ask_user(question: str) -> bool:
 
 def print_summary(folder: Run, pipeline: Pipeline, *, serving: bool) -> None:
     """Print the assessment, and the paths of report and recipe."""
-    from moebox.assess.run import assess_run
-    from moebox.report.expect import with_forecast
-    from moebox.runs.reader import read_run
-
     print_lines([""])
     print_assessment(assess_run(with_forecast(read_run(folder)), serving=serving))
     lines = [f"\nreport    {folder.path / pipelines.REPORT}"] * (pipeline.step("report").state == "done")

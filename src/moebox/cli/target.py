@@ -10,6 +10,7 @@ from moebox.core import validation
 from moebox.core.endpoint import AUTH_STATUSES, KEY_HINT, Endpoint, endpoint_from_url
 from moebox.errors import ExternalError, refuse_if
 from moebox.escape import one_line
+from moebox.serve import state
 from moebox.store import Run
 from moebox.stream import sockets
 from moebox.stream.limits import is_twin
@@ -34,8 +35,6 @@ def find_endpoint(
             target = f"http://{recipe.listen.host}:{recipe.listen.port}"
             model, key_env = model or recipe.served_name, key_env or recipe.listen.key_env
     if not is_url(target):
-        from moebox.serve import state
-
         found = state.find_instance(target or None)
         log = str(Path(found.run) / "engine.log")
         target, engine = found.base_url, found.engine
@@ -43,9 +42,7 @@ def find_endpoint(
     password = "@" in target.rpartition("://")[2].partition("/")[0]
     hint = "remove it, and name the variable that holds it: --key-env NAME"
     refuse_if(password, "a password in a URL would be written into run folders", hint=hint)
-    from moebox.serve.state import find_key
-
-    key = find_key(key_env, target)
+    key = state.find_key(key_env, target)
     refuse_if(key_env and not key, f"the environment variable {key_env} holds no key", hint=f"export {key_env}=…")
     endpoint = replace(endpoint_from_url(target, model, key=key, engine=engine), log=log)
     if not endpoint.base_url.startswith("https://"):
@@ -89,9 +86,8 @@ def _list_models(endpoint: Endpoint, *, insecure: bool, ca_file: str) -> list[st
     try:
         return [str(item["id"]) for item in reply.json()["data"]]
     except (KeyError, TypeError):
-        text = f"{endpoint.base_url}/models does not list models ({one_line(reply.error, 100)}): "
-        text += "is this an OpenAI-compatible server?"
-        raise ExternalError(text, hint=MODEL_HINT) from None
+        text = f"{endpoint.base_url}/models does not list models ({one_line(reply.error, 100)})"
+        raise ExternalError(f"{text}: is this an OpenAI-compatible server?", hint=MODEL_HINT) from None
 
 
 def warn_simulation(simulation: object) -> None:

@@ -250,14 +250,9 @@ def _run_harbor(dataset: str, endpoint: Endpoint, jobs: int, options: TaskOption
     results = harbor.run_dataset(
         dataset, endpoint, folder, engine=engine, jobs=jobs, parallel=parallel, budget_s=budget_s
     )
-    done = TaskRun(
-        url=endpoint.base_url,
-        model=endpoint.model,
-        agent="harbor",
-        wanted=tuple(JobName(family=row.family, level=row.level, seed=row.seed) for row in results),
-        results=tuple(results),
-        sandbox=engine,
-    )
+    names = tuple(JobName(family=row.family, level=row.level, seed=row.seed) for row in results)
+    url, model = endpoint.base_url, endpoint.model
+    done = TaskRun(url=url, model=model, agent="harbor", wanted=names, results=tuple(results), sandbox=engine)
     run.write_json(FILE, done)
     run.release_lock()
     return show_scores(done, run, jobs=results, json=json)
@@ -321,18 +316,13 @@ def show_scores(task_run: TaskRun, run: Run, *, jobs: Iterable[JobResult] = (), 
 
     def show() -> None:
         print_jobs(jobs)
-        rows = [
-            (
-                f"{row.family} {row.level}",
-                row.solved.text,
-                *(f"{score.share * 100:.0f}%" if score.trials else "" for score in (row.hidden, row.valid_calls)),
-                f"{row.turns:.0f}",
-                format_count(round(row.output_tokens)),
-                format_seconds(row.seconds),
-                format_tok_s(row.tok_s).removesuffix(" tok/s") if row.tok_s else "",
-            )
-            for row in families
-        ]
+        rows = []
+        for row in families:
+            scores = (row.hidden, row.valid_calls)
+            shares = (f"{score.share * 100:.0f}%" if score.trials else "" for score in scores)
+            used = (f"{row.turns:.0f}", format_count(round(row.output_tokens)), format_seconds(row.seconds))
+            speed = format_tok_s(row.tok_s).removesuffix(" tok/s") if row.tok_s else ""
+            rows.append((f"{row.family} {row.level}", row.solved.text, *shares, *used, speed))
         if rows:
             heads = ("family", "solved", "tests", "calls ok", "turns", "tokens", "time", "tok/s")
             print_parts("", make_table(heads, rows, left_columns=("family",), gap=1))
@@ -347,12 +337,10 @@ def show_scores(task_run: TaskRun, run: Run, *, jobs: Iterable[JobResult] = (), 
 def job_line(result: JobResult, width: int = 80) -> Text:
     """Return one line for a job; below it the reason if it is not solved, in lines of at most `width` columns."""
     mark, style = VERDICT_MARKS["pass" if result.solved else "skip" if result.end in UNFINISHED else "fail"]
-    reason = ""
+    turn = f"turn {result.wrong_turn}: " if result.wrong and result.wrong_turn else ""
+    reason = turn + " ".join(result.wrong.split())
     if result.end in UNFINISHED:
         reason = f"left for --resume: {END_TITLES[result.end]}"
-    elif result.wrong:
-        turn = f"turn {result.wrong_turn}: " if result.wrong_turn else ""
-        reason = turn + " ".join(result.wrong.split())
     passed, total = result.hidden_tests
     took, turns = format_seconds(result.seconds), plural(len(result.turns), "turn")
     text = Text(f"{mark} {result.id:<24} {took:>7}  {turns:>8}  {passed}/{total} tests", style=style)

@@ -5,30 +5,35 @@ import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
-from moebox import codec
+from moebox import codec, detect, engines
 from moebox.cli import flags
 from moebox.cli.display import LiveDisplay, WaitingLine, make_grid, make_table
 from moebox.cli.flags import AsJson, Settings, Switch
 from moebox.cli.output import Part, View, print_lines, print_note, print_parts, print_result
 from moebox.cli.ps import restore_interrupted
+from moebox.core.deployment import Deployment
+from moebox.core.engine_event import PlanReality, PlanRealityRow, RemedyApplied, read_forecast
+from moebox.core.plan import PlanWarning
 from moebox.core.setting import split_settings, with_settings
 from moebox.core.symptom import Finding, changes_text
 from moebox.core.traits import LAST_PORT
+from moebox.engines.assemble import LOOPBACK
 from moebox.engines.events import LogEvent
+from moebox.engines.support import PATCHABLE_SYMPTOMS
 from moebox.errors import ExternalError, refuse_if, refuse_out_of_range
 from moebox.escape import escape_invisible
+from moebox.flows import recipes
 from moebox.loose import Document
+from moebox.serve import facts
+from moebox.serve.faults import LaunchFailed
+from moebox.serve.nodes import node_commands, prepare_nodes
+from moebox.serve.order import require_engine
+from moebox.serve.session import EngineSession, launch_engine, prepare_launch
 from moebox.serve.where import NodePrograms, NodeSelection, NodeSettings, ServiceSettings, SlurmJob
 from moebox.store import Run
 from moebox.units import format_count, format_gb, format_gib, format_percent, format_seconds
-
-if TYPE_CHECKING:
-    from moebox.core.deployment import Deployment
-    from moebox.core.engine_event import PlanRealityRow
-    from moebox.core.plan import PlanWarning
-    from moebox.serve.session import EngineSession
 
 
 def up(
@@ -64,14 +69,6 @@ def up(
             or of the nodes: slurm.partition=gpu, slurm.account=me, slurm.time_limit=8:00:00, nodes.python=python3.12
             (which needs no package); or patience_s=15m, the longest time without progress while starting; repeatable.
     """
-    from moebox.core.engine_event import PlanReality, RemedyApplied
-    from moebox.engines.assemble import LOOPBACK
-    from moebox.engines.support import PATCHABLE_SYMPTOMS
-    from moebox.flows import recipes
-    from moebox.serve import facts
-    from moebox.serve.faults import LaunchFailed
-    from moebox.serve.order import require_engine
-
     refuse_out_of_range("--port", port, 0, LAST_PORT)
     chosen, others = split_settings(NodeSettings(), settings)
     where = NodeSelection(hosts=hosts, slurm=slurm, settings=chosen)
@@ -135,7 +132,7 @@ def up(
 
 
 def keep_up(
-    deployment: "Deployment", recipe: str, given: Sequence[str], settings: ServiceSettings, patience_s: float
+    deployment: Deployment, recipe: str, given: Sequence[str], settings: ServiceSettings, patience_s: float
 ) -> int:
     """Install and start a systemd unit, or keep the engine up from this process if there is no systemd."""
     from moebox.flows.service import Service, install_unit
@@ -154,12 +151,8 @@ def keep_up(
     return 0
 
 
-def print_command(deployment: "Deployment", warnings: "list[PlanWarning]", where: NodeSelection, *, json: bool) -> None:
+def print_command(deployment: Deployment, warnings: list[PlanWarning], where: NodeSelection, *, json: bool) -> None:
     """Print the commands that would be run, ready to paste; keys are written as the variables they come from."""
-    from moebox import engines
-    from moebox.serve.nodes import node_commands
-    from moebox.serve.session import prepare_launch
-
     document: Document = {"recipe": deployment.recipe.name, "engine": deployment.recipe.engine}
     if where.is_given:
         nodes = node_commands(deployment, where)
@@ -174,29 +167,22 @@ def print_command(deployment: "Deployment", warnings: "list[PlanWarning]", where
     print_result(json, document, lambda: print(escape_invisible(text)))
 
 
-def known_problems(deployment: "Deployment") -> "list[PlanWarning]":
+def known_problems(deployment: Deployment) -> list[PlanWarning]:
     """Return what is known to go wrong on this machine, or on the planned box if this machine has no GPU."""
-    from moebox import detect, engines
-    from moebox.flows.recipes import planned_box
-
     box = detect.load_box()
     if not box.gpus and deployment.recipe.planned_for.box:
-        box = planned_box(deployment.recipe.planned_for)
+        box = recipes.planned_box(deployment.recipe.planned_for)
     return [warning for warning in engines.find_refusals(deployment.on_box(box)) if warning.severity != "note"]
 
 
-def print_warnings(notes: Sequence[str], problems: "list[PlanWarning]") -> None:
+def print_warnings(notes: Sequence[str], problems: list[PlanWarning]) -> None:
     """Print notes on the recipe, and which known problems the start may meet."""
     print_parts(*(f"note: {note}" for note in notes), stderr=True)
     print_parts(*(f"warning: {warning.text_with_remedy}" for warning in problems), stderr=True)
 
 
-def start_engine(deployment: "Deployment", run: Run, patience_s: float, where: NodeSelection) -> "EngineSession":
+def start_engine(deployment: Deployment, run: Run, patience_s: float, where: NodeSelection) -> EngineSession:
     """Start the engine and wait until it answers; an engine that fails to start is stopped completely."""
-    from moebox.core.engine_event import read_forecast
-    from moebox.serve.nodes import prepare_nodes
-    from moebox.serve.session import launch_engine, prepare_launch
-
     recipe = deployment.recipe
     print_note(f"starting {deployment.engine.title} with {recipe.checkpoint}")
     if where.is_given:
@@ -213,16 +199,15 @@ def start_engine(deployment: "Deployment", run: Run, patience_s: float, where: N
     return session
 
 
-def print_ready(session: "EngineSession", rows: "list[PlanRealityRow]", *, detached: bool) -> None:
+def print_ready(session: EngineSession, rows: list[PlanRealityRow], *, detached: bool) -> None:
     """Print the endpoint, the engine's memory beside the plan, and how to stop it."""
 
     def format_figure(value: float, unit: str) -> str:
         return f"{format_count(value)} tokens" if unit == "tokens" else format_gib(value)
 
     endpoint = session.endpoint
-    parts: list[Part] = [
-        f"ready after {format_seconds(session.startup_s)}: {endpoint.base_url}  model {endpoint.model}"
-    ]
+    took = format_seconds(session.startup_s)
+    parts: list[Part] = [f"ready after {took}: {endpoint.base_url}  model {endpoint.model}"]
     parts += [session.ready.load_text] if session.ready and session.ready.load_text else []
     cells = []
     for row in rows:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import Annotated, TypeVar
 
 from cyclopts import Parameter
 
@@ -24,16 +24,14 @@ from moebox.errors import refuse_if
 from moebox.escape import one_line
 from moebox.files import write_atomic
 from moebox.quality.judge import format_nats
+from moebox.quality.measure import QualityResult
 from moebox.quality.reference import read_reference
 from moebox.quality.texts import read_user_text
 from moebox.store import Run
 from moebox.units import format_seconds, plural
 from moebox.verify.options import LEFT_OUT, TIME_S, TRIALS, VerifyOptions, VerifySettings
+from moebox.verify.runner import CheckProgress, results_document, select_checks, to_junit_xml
 from moebox.verify.statistics import describe_failure
-
-if TYPE_CHECKING:
-    from moebox.quality.measure import QualityResult
-    from moebox.verify.runner import CheckProgress
 
 T = TypeVar("T", bound=VerifyOptions)
 # Settings that only some checks use.
@@ -85,8 +83,6 @@ def verify(
         junit: Write JUnit XML to this file too.
         run: Keep the evidence in this run, such as the one of the engine's launch. Default: a new run.
     """
-    from moebox.verify.runner import results_document, select_checks, to_junit_xml
-
     names = flags.split_names(*only)
     chosen = tuple(check.name for check in select_checks(names, from_))
     options = parse_options(VerifySettings, effort, context, settings, chosen)
@@ -130,20 +126,18 @@ class VerifyView(LiveDisplay):
 
     def __init__(self, folder: Path, *, quiet: bool = False) -> None:
         self.folder, self.quiet = folder, quiet  # folder of the run
-        self.progress = "first request …"
-        self.last = clock.monotonic()
+        self.progress, self.last = "first request …", clock.monotonic()
 
     def __rich__(self) -> View:
         return make_grid([(self.spinner, self.progress)])
 
-    def show_progress(self, progress: "CheckProgress") -> None:
+    def show_progress(self, progress: CheckProgress) -> None:
         """Show "tools: streamed, 7 of 12 · 133 requests · 41 s · about 35 s left"."""
         trial = f", {progress.trial} of {progress.trials}" if progress.trials else ""
-        parts = [f"{progress.check}: {progress.probe}{trial}", plural(progress.requests, "request")]
-        parts.append(format_seconds(progress.seconds))
-        if progress.seconds_left is not None:
-            parts.append(f"about {format_seconds(progress.seconds_left)} left")
-        self.progress = " · ".join(parts)
+        left = progress.seconds_left
+        left_text = "" if left is None else f" · about {format_seconds(left)} left"
+        sent = f"{plural(progress.requests, 'request')} · {format_seconds(progress.seconds)}"
+        self.progress = f"{progress.check}: {progress.probe}{trial} · {sent}{left_text}"
         if not self.live and clock.monotonic() - self.last > PROGRESS_S:
             self.last = clock.monotonic()
             print_note((f"  … {self.progress}", "dim"))
@@ -156,11 +150,8 @@ class VerifyView(LiveDisplay):
         left_out = [probe.name for probe in verdict.probes if probe.reason == LEFT_OUT]
         note += f"; left out: {', '.join(left_out)}" if left_out else ""
         parts: list[Part] = [[VERDICT_MARKS[verdict.verdict], f" {verdict.name:<13} ", (note, "dim")]]
-        parts += [
-            ["    ", VERDICT_MARKS[probe.verdict], f" {probe.name}: {one_line(probe.reason)}"]
-            for probe in verdict.probes
-            if probe.verdict != "pass" and probe.reason != LEFT_OUT
-        ]
+        wrong = (probe for probe in verdict.probes if probe.verdict != "pass" and probe.reason != LEFT_OUT)
+        parts += [["    ", VERDICT_MARKS[each.verdict], f" {each.name}: {one_line(each.reason)}"] for each in wrong]
         parts += [(f"    known quirk of {quirk}", "dim") for quirk in verdict.quirks]
         if verdict.causes:
             causes = ", ".join(f"{cause.part} {cause.share:.0%}" for cause in verdict.causes)
@@ -243,7 +234,7 @@ def quality(
     return print_result(json, document, lambda: _print_result(result, save or run.path), good=good)
 
 
-def _print_result(result: "QualityResult", reference: Path) -> None:
+def _print_result(result: QualityResult, reference: Path) -> None:
     """Print the figures by kind of text and by depth, the bounds, and the verdict."""
     if judged := result.judged:
         rows = []

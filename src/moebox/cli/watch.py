@@ -3,8 +3,11 @@
 import itertools
 import os
 import time as clock
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
+
+from rich.live import Live
 
 from moebox.cli import flags
 from moebox.cli.bench_results import sparkline
@@ -14,12 +17,10 @@ from moebox.cli.output import Part, View, exit_code, print_json, print_note, pri
 from moebox.cli.target import create_run, find_endpoint, warn_simulation
 from moebox.errors import INTERRUPTED, refuse_if
 from moebox.escape import clip_text
+from moebox.flows.watch import CANARIES, SHOWN, EndpointWatcher, MetricsLook, WatchHistory, send_alert
 from moebox.serve.state import list_instances
 from moebox.stream.limits import is_twin
 from moebox.units import format_seconds
-
-if TYPE_CHECKING:
-    from moebox.flows.watch import EndpointWatcher, MetricsLook
 
 LAST_CHECK_S = 120.0  # for a check that is still running at the end
 LOOKS = 40  # shown in a chart
@@ -48,10 +49,6 @@ def watch(
         time: How long to watch.
         json: Print what was seen as one JSON document at the end; needs --time.
     """
-    from concurrent.futures import ThreadPoolExecutor
-
-    from moebox.flows.watch import CANARIES, EndpointWatcher, WatchHistory, send_alert
-
     pause, check_s = flags.parse_duration("--every", every), flags.parse_duration("--canary", canary)
     long_s = flags.parse_duration("--time", time or "0")
     refuse_if(not 0.1 <= pause <= 3600, f"--every {every} is out of range", hint="from 0.1s to 1h")
@@ -93,11 +90,10 @@ def watch(
     except KeyboardInterrupt:
         interrupted = True
     if json:
-        seen = [
-            {"url": each.endpoint.base_url, "model": each.endpoint.model, "looks": list(each.looks)}
-            | {"alerts": each.alerts, "canaries": each.canaries}
-            for each in watchers
-        ]
+        seen = []
+        for each in watchers:
+            about = {"url": each.endpoint.base_url, "model": each.endpoint.model, "looks": list(each.looks)}
+            seen.append(about | {"alerts": each.alerts, "canaries": each.canaries})
         print_json(seen[0] if len(seen) == 1 else {"endpoints": seen})
     return INTERRUPTED if interrupted else exit_code(not any(watcher.alerts for watcher in watchers))
 
@@ -105,14 +101,12 @@ def watch(
 class WatchScreen(LiveDisplay):
     """Redraws itself on a terminal, and prints a line every few seconds elsewhere."""
 
-    def __init__(self, watchers: "list[EndpointWatcher]", *, quiet: bool = False) -> None:
+    def __init__(self, watchers: list[EndpointWatcher], *, quiet: bool = False) -> None:
         self.watchers, self.quiet = watchers, quiet
         self.last_line = 0.0
         self.printed = [(0, 0)] * len(watchers)  # alerts and checks
 
     def __enter__(self) -> Self:
-        from rich.live import Live
-
         if stdout_console().is_terminal and not self.quiet:  # redrawn by `refresh`, as other threads look
             self.live = Live(console=stdout_console(), auto_refresh=False)
             self.live.start()
@@ -138,27 +132,22 @@ class WatchScreen(LiveDisplay):
             print_parts(*(f"{name}{line}" for line in lines))
 
 
-def look_line(look: "MetricsLook") -> str:
-    from moebox.flows.watch import SHOWN
-
+def look_line(look: MetricsLook) -> str:
     if not look.answered:
         return "no answer"
     shown = [f"{title} {word(look.figures[name])}" for name, title, word in SHOWN if name in look.figures]
     return ", ".join(shown) or "it answers, and has no metrics"
 
 
-def watch_page(watcher: "EndpointWatcher", *, compact: bool = False) -> View:
+def watch_page(watcher: EndpointWatcher, *, compact: bool = False) -> View:
     """Return the whole screen: alerts, a chart for each metric, then checks; 24 lines if all of it is known.
 
     Compact, for one of several endpoints: alerts and one line of figures.
     """
-    from moebox.flows.watch import SHOWN
-
     looks = list(watcher.looks)[-LOOKS:]
     if compact:
-        return make_group(
-            f"{watcher.label}: {look_line(looks[-1])}", *(f"! {alert.text}" for alert in watcher.alerts[-2:])
-        )
+        alerts = (f"! {alert.text}" for alert in watcher.alerts[-2:])
+        return make_group(f"{watcher.label}: {look_line(looks[-1])}", *alerts)
     state = ("answers", "green") if looks[-1].answered else ("no answer", "bold red")
     parts: list[Part] = [[f"{watcher.endpoint.model} at {watcher.endpoint.base_url}  ", state]]
     parts += [(f"! {alert.text}", "bold yellow") for alert in watcher.alerts[-3:]]

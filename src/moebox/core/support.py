@@ -27,15 +27,21 @@ from moebox.core.support_settings import BUILD_KEYS, match_row
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Support:
-    """The answer: the state, the rows that decide it, and rows that hold only under further conditions."""
+    """The answer: the rows that decide it, and rows that hold only under further conditions."""
 
-    state: State
     matches: tuple[Match, ...] = ()  # certain and not contradicted by narrower ones, the worst first
     possible: tuple[Match, ...] = ()  # rows with conditions that are not known to hold
     contradicted: tuple[SupportRow, ...] = ()  # rows that a narrower or newer one stands against
     refusals: tuple[StartRefusal, ...] = ()  # of the engine's own checks
     basis: str = ""  # why it should start, if there is no report: the engine's own checks, or its list of models
     note: str = ""  # why the rows of a release may not hold for this build or version
+
+    @property
+    def state(self) -> State:
+        """What the engine's own checks refuse, or else the worst of the rows that decide, or else what is accepted."""
+        if self.refusals:
+            return "no-start"
+        return next((match.row.state for match in self.answers), "accepted" if self.basis else "unknown")
 
     @property
     def answers(self) -> tuple[Match, ...]:
@@ -77,8 +83,7 @@ def support_for(setup: Setup) -> Support:
     )
     checked = replace(setup, fork="", version=newer) if newer else setup
     refusals = () if seen_running else _refusals(checked)
-    support = Support(
-        state="unknown",
+    return Support(
         matches=tuple(standing),
         possible=(*(match for match in own if match.conditions), *of_release),
         contradicted=tuple(match.row for match in certain if match not in standing),
@@ -86,10 +91,6 @@ def support_for(setup: Setup) -> Support:
         basis="" if refusals else _acceptance(checked),
         note=note,
     )
-    state: State = "no-start" if refusals else "accepted" if support.basis else "unknown"
-    if support.answers and not refusals:
-        state = support.answers[0].row.state
-    return replace(support, state=state)
 
 
 def _acceptance(setup: Setup) -> str:

@@ -160,6 +160,7 @@ class KnownScan:
         return tuple(bad for bad in self.bad if not bad.case.startswith("fused MoE"))
 
 
+@functools.lru_cache(maxsize=64)  # a plan asks for each of its candidates
 def known_scan(*, engine: str, version: str, sm: str, kv: str) -> KnownScan | None:
     wanted = (engine, version, f"sm_{sm.replace('.', '')}", kv)
     scans = table_rows(KnownScan, "kernels", "scan", wanted[2])

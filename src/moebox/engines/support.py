@@ -149,7 +149,8 @@ def deployment_setups(deployment: Deployment) -> list[Setup]:
     kv = recipe.kv
     if kv in ("", "auto"):
         kv = "fp8" if model is not None and model.has_compressed_cache else deployment.engine.kv_auto
-    setup = Setup(
+    make_setup = functools.partial(
+        Setup,
         engine=recipe.engine,
         version=recipe.engine_version or newest_version(recipe.engine),
         fork=build_of(recipe.engine_version, recipe.runtime, deployment.engine.image),
@@ -168,7 +169,7 @@ def deployment_setups(deployment: Deployment) -> list[Setup]:
     )
     names = [f"sm{gpu.sm.replace('.', '')}" if gpu.sm[:1].isdigit() else gpu.sm for gpu in deployment.gpu_kinds]
     gpus = zip(names, deployment.gpu_kinds, strict=True)
-    return [replace(setup, gpu=name, gpu_title=gpu.title) for name, gpu in gpus] or [setup]
+    return [make_setup(gpu=name, gpu_title=gpu.title) for name, gpu in gpus] or [make_setup()]
 
 
 def _rendered_flags(deployment: Deployment) -> Mapping[str, str]:

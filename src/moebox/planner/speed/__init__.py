@@ -88,7 +88,8 @@ class Speed:
         """Return the speed model from constants fitted to published rows, ignoring calibrations of the box."""
         box, model, checkpoint, recipe = deployment.facts
         unified, fitted = tables.unified_memory(), catalogue.load_table("efficiency")
-        unknown = [f"{gpu.title} is unknown" for gpu in deployment.gpu_kinds if gpu.name not in catalogue.gpus()][:1]
+        gpus = (gpu.title for gpu in deployment.gpu_kinds if not catalogue.is_known_gpu(gpu.name))
+        unknown = [f"{title} is unknown" for title in gpus][:1]
         unknown += ["the architecture is unknown"] * bool(model.assumed)
         unknown += ["the quantisation is unknown"] * checkpoint.quant.endswith("(unknown)")
         unknown_spread = UNKNOWN_SPREAD * math.sqrt(len(unknown))
