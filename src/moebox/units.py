@@ -71,6 +71,11 @@ def plural(number: float, noun: str) -> str:
     return f"{number:,.0f} {noun}" + "s" * (number != 1)
 
 
+def join_names(names: Sequence[str]) -> str:
+    """Names as in a sentence: "a", "a and b", "a, b and c"."""
+    return "".join(names) if len(names) < 2 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
 def format_streams(number: int | None) -> str:
     """A number of streams: "8 streams", or "any number of streams" for None and 0."""
     return plural(number, "stream") if number else "any number of streams"
@@ -113,8 +118,3 @@ def format_seconds(value: float) -> str:
 def format_percent(share: float) -> str:
     """A share as a percentage: 0.125 is "12.5%"."""
     return f"{share * 100:.1f}%"
-
-
-def join_names(names: Sequence[str]) -> str:
-    """Names as in a sentence: "a", "a and b", "a, b and c"."""
-    return "".join(names) if len(names) < 2 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,7 +1,7 @@
 """Measured figures against their forecasts, and reasons to doubt a measurement."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moebox.assess.devices import planned_parts, reported_parts
 from moebox.assess.format import format_number
@@ -122,11 +122,8 @@ def count_ranges(record: RunRecord) -> RangeCount:
 def find_forecast(load: LoadResult, rows: Sequence[ForecastRow]) -> ForecastRow | None:
     """The forecast for this load; a row that only decodes counts for single streams alone."""
     concurrency = load.concurrency or (1.0 if load.is_single_stream else None)
-    for row in rows:
-        same_load = row.concurrency == concurrency and row.workload in ("", load.workload)
-        if same_load and (load.tg_tok_s or not row.decode_only):
-            return row
-    return None
+    same = (row for row in rows if row.concurrency == concurrency and row.workload in ("", load.workload))
+    return next((row for row in same if load.tg_tok_s or not row.decode_only), None)
 
 
 def compare_load(index: int, load: LoadResult, row: ForecastRow | None) -> list[PlannedFigure]:
@@ -155,15 +152,6 @@ def compare_load(index: int, load: LoadResult, row: ForecastRow | None) -> list[
         if rate and row.low_tok_s and row.high_tok_s:
             low, high = row.low_tok_s / rate, row.high_tok_s / rate
             expected_range = (planned / high, planned / low) if unit == "ms" else (planned * low, planned * high)
-        new_figure = PlannedFigure(
-            run=index,
-            what=what,
-            planned=planned,
-            measured=measured,
-            unit=unit,
-            load=name,
-            expected_range=expected_range,
-            is_reliable=not load.doubts,
-        )
-        figures.append(new_figure)
+        figure = PlannedFigure(run=index, what=what, planned=planned, measured=measured, unit=unit, load=name)
+        figures.append(replace(figure, expected_range=expected_range, is_reliable=not load.doubts))
     return figures

@@ -4,9 +4,12 @@ A rule is a function of a record; it applies only if the figures it needs are th
 quotes them. Thresholds are choices, named here, not measurements.
 """
 
+import itertools
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from moebox import units
 from moebox.assess.assessment import Recommendation
@@ -22,7 +25,7 @@ from moebox.assess.format import (
     join_names,
     unique_names,
 )
-from moebox.core.catalogue import get_model
+from moebox.core.catalogue import get_model, load_table
 from moebox.core.recipe import Recipe
 from moebox.errors import MoeboxError
 from moebox.runs.record import LoadResult, RunRecord
@@ -46,6 +49,13 @@ REPEAT_CONDITIONS = {
 }
 
 
+def make_recommendation(subject: str, text: str, **changes: Any) -> Recommendation:
+    """Return the recommendation of `data/recommendations.toml` for a subject, with what the figures change in it."""
+    row = load_table("recommendations")[subject]
+    rule = row["rule"].format(knee=KNEE * 100, patience=format_ms(PATIENCE_MS), tail=TAIL, several=SEVERAL_TOKENS)
+    return Recommendation(**{**row, "subject": subject, "text": text, "rule": rule, **changes})
+
+
 def recommend(records: Sequence[RunRecord]) -> tuple[Recommendation, ...]:
     """Every rule that applies, the most serious first; at most one for each subject and run."""
     rules = (
@@ -60,13 +70,10 @@ def recommend(records: Sequence[RunRecord]) -> tuple[Recommendation, ...]:
     )
     found: list[Recommendation] = []
     for index, record in enumerate(records):
-        prefix = f"{record.page_label}: " if record.page_label else ""
-        for rule in rules:
-            for row in rule(record):
-                text = prefix + row.text if prefix else capitalize(row.text)
-                found.append(replace(row, text=text, runs=(index,)))
-    found += recommend_choice(records)
-    return tuple(sorted(found, key=lambda row: row.weight))
+        for row in itertools.chain.from_iterable(rule(record) for rule in rules):
+            text = f"{record.page_label}: {row.text}" if record.page_label else capitalize(row.text)
+            found.append(replace(row, text=text, runs=(index,)))
+    return tuple(sorted([*found, *recommend_choice(records)], key=lambda row: row.weight))
 
 
 def load_sweeps(loads: Sequence[LoadResult]) -> list[list[LoadResult]]:
@@ -93,18 +100,12 @@ def recommend_checks(record: RunRecord) -> Iterator[Recommendation]:
     failed = [check for check in record.failed_checks if not check.quirks]
     if failed:
         reasons = "; ".join(f"{check.name}: {check.reason}" if check.reason else check.name for check in failed[:3])
-        text = (
-            f"{join_names([check.name for check in failed])} failed ({reasons}). Speed means little until these pass."
-        )
-        yield Recommendation(
-            subject="checks", title="Fix the failing checks first", text=text, rule="Any failed check.", weight=0
-        )
+        text = f"{join_names([check.name for check in failed])} failed ({reasons})."
+        yield make_recommendation("checks", f"{text} Speed means little until these pass.")
     names = [check.name for check in record.all_checks if check.quirks and check.verdict in ("warn", "fail")]
     if names:
-        title = "Prepare clients for this engine's quirks"
         text = f"The warnings of {join_names(names)} name each known quirk, and what a client can do."
-        rule = "A check whose failure or warning is a known quirk of the engine."
-        yield Recommendation(subject="quirks", title=title, text=text, rule=rule, weight=1)
+        yield make_recommendation("quirks", text)
 
 
 def recommend_requests(record: RunRecord) -> Iterator[Recommendation]:
@@ -113,8 +114,7 @@ def recommend_requests(record: RunRecord) -> Iterator[Recommendation]:
         failed = sum(load.failed or 0.0 for load in loads)
         ended = failed + sum(load.completed or 0.0 for load in loads)
         text = f"{format_number(failed)} of {format_number(ended)} requests failed at {loads_text(loads[:5])}."
-        title, rule = "Find out why requests fail", "Any failed request."
-        yield Recommendation(subject="requests", title=title, text=text, rule=rule, weight=0)
+        yield make_recommendation("requests", text)
 
 
 def recommend_repeat(record: RunRecord) -> Iterator[Recommendation]:
@@ -128,13 +128,10 @@ def recommend_repeat(record: RunRecord) -> Iterator[Recommendation]:
     reasons = group_by(flags, lambda pair: pair[0])
     sentences = [f"at {loads_text([load for _, load in rows][:5])} {flag}" for flag, rows in reasons.items()]
     text = "; ".join([*sentences[:3], *(["and others"] if len(sentences) > 3 else [])])
-    yield Recommendation(
-        subject="measurement",
-        title=" ".join(("Measure again", *conditions[:1])),
-        text=f"{text}. Nothing else is concluded from these loads.",
-        rule="A flag or client_limited in the result.",
-        weight=1 if any(load.flags for load in doubtful) or len(doubtful) > len(record.loads) / 2 else 7,
-    )
+    text += ". Nothing else is concluded from these loads."
+    serious = any(load.flags for load in doubtful) or len(doubtful) > len(record.loads) / 2
+    title = " ".join(("Measure again", *conditions[:1]))
+    yield make_recommendation("measurement", text, title=title, weight=1.0 if serious else 7.0)
 
 
 def repeat_conditions(loads: Sequence[LoadResult]) -> list[str]:
@@ -149,14 +146,7 @@ def recommend_cache(record: RunRecord) -> Iterator[Recommendation]:
     spare = unused_memory_text(record)
     texts = [text for _, text in cache_limits(record)]
     if texts and spare:
-        yield Recommendation(
-            subject="cache",
-            title="Give the KV cache more room",
-            text=texts[0] + spare,
-            rule="KV capacity below three quarters of the load, and TTFT at the highest load over five times that at "
-            "the lowest.",
-            weight=1.5,
-        )
+        yield make_recommendation("cache", texts[0] + spare)
 
 
 def cache_limits(record: RunRecord) -> list[tuple[int, str]]:
@@ -181,7 +171,7 @@ def cache_limits(record: RunRecord) -> list[tuple[int, str]]:
 
 def recommend_concurrency(record: RunRecord) -> Iterator[Recommendation]:
     """One recommendation about concurrency, which names each purpose with its limit."""
-    limits: dict[str, float] = {}  # by purpose
+    limits: defaultdict[str, list[float]] = defaultdict(list)  # by purpose
     texts: list[str] = []
     for loads in load_sweeps(reliable_loads(record)):
         high, top = loads[-1], max(loads, key=lambda load: load.output_tok_s or 0.0)
@@ -196,7 +186,7 @@ def recommend_concurrency(record: RunRecord) -> Iterator[Recommendation]:
                 waits = f"{format_ms(knee.ttft.mean_or_median)} instead of {format_ms(top.ttft.mean_or_median)}"
                 text += f" with a mean TTFT of {waits}"
             texts.append(f"{text}.")
-            limits["throughput"] = min(limits.get("throughput", math.inf), knee.load_value)
+            limits["throughput"].append(knee.load_value)
         patient = [load for load in loads if (load.ttft.mean_or_median or math.inf) <= PATIENCE_MS]
         if patient and patient[-1] is not high:
             load = patient[-1]
@@ -204,22 +194,16 @@ def recommend_concurrency(record: RunRecord) -> Iterator[Recommendation]:
                 f"up to a concurrency of {format_number(load.concurrency)} the mean TTFT stays at "
                 f"{format_ms(load.ttft.mean_or_median)} or less, at {format_number(load.output_tok_s)} output tok/s."
             )
-            limits["interactive use"] = min(limits.get("interactive use", math.inf), load.load_value)
+            limits["interactive use"].append(load.load_value)
     if not unused_memory_text(record):
         for in_cache, text in cache_limits(record):
             texts.append(text)
-            limits["requests that do not queue"] = min(limits.get("requests that do not queue", math.inf), in_cache)
-    by_limit = group_by(limits, lambda purpose: limits[purpose])
+            limits["requests that do not queue"].append(in_cache)
+    by_limit = group_by(limits, lambda purpose: min(limits[purpose]))
     purposes = [f"{format_number(limit)} for {join_names(names)}" for limit, names in by_limit.items()]
     if limits:
-        yield Recommendation(
-            subject="concurrency",
-            title=f"Limit concurrency to {join_names(purposes)}",
-            text=" ".join([texts[0], *map(capitalize, texts[1:])]),
-            rule=f"Throughput: the lowest load with {KNEE * 100:.0f}% of the highest output. Interactive use: the "
-            f"highest load with a mean TTFT of at most {format_ms(PATIENCE_MS)}. Queueing: what the KV cache holds.",
-            weight=3,
-        )
+        text = " ".join([texts[0], *map(capitalize, texts[1:])])
+        yield make_recommendation("concurrency", text, title=f"Limit concurrency to {join_names(purposes)}")
 
 
 def unused_memory_text(record: RunRecord) -> str:
@@ -249,45 +233,34 @@ def bytes_per_token(recipe: Recipe | None) -> float | None:
 
 def recommend_latency(record: RunRecord) -> Iterator[Recommendation]:
     """First tokens that come far later than the mean, and speculation; one load is enough for each."""
+    texts: dict[str, str] = {}
     for load in reliable_loads(record):
-        if load.ttft.p99 and load.ttft.mean and load.ttft.p99 / load.ttft.mean > TAIL:
+        ttft, tpot = load.ttft.mean or math.inf, load.tpot.mean or math.inf
+        tail, tokens = (load.ttft.p99 or 0.0) / ttft, (load.itl.mean or 0.0) / tpot
+        if tail > TAIL:
             at = f" at {format_number(load.concurrency)}" if load.concurrency else ""
             text = (
-                f"P99 TTFT{at} is {format_ms(load.ttft.p99)}, {format_ratio(load.ttft.p99 / load.ttft.mean)} the mean "
-                f"of {format_ms(load.ttft.mean)}. Prefills queued behind each other (all clients starting together "
-                "does this) or the first requests compiled kernels; warm up before measuring, and look at the steady "
-                "part of the run."
+                f"P99 TTFT{at} is {format_ms(load.ttft.p99)}, {format_ratio(tail)} the mean of {format_ms(ttft)}. "
+                "Prefills queued behind each other (all clients starting together does this) or the first requests "
+                "compiled kernels; warm up before measuring, and look at the steady part of the run."
             )
-            rule = f"P99 TTFT above {TAIL:.0f} times the mean."
-            yield Recommendation(
-                subject="slow first tokens", title="Look at the slowest first tokens", text=text, rule=rule, weight=5
-            )
-            break
-    for load in reliable_loads(record):
-        if load.itl.mean and load.tpot.mean and load.itl.mean / load.tpot.mean > SEVERAL_TOKENS:
+            texts.setdefault("slow first tokens", text)
+        if tokens > SEVERAL_TOKENS:
             text = (
-                f"chunks arrive every {format_ms(load.itl.mean)} while a token costs {format_ms(load.tpot.mean)}, so "
-                f"each step delivered about {load.itl.mean / load.tpot.mean:.1f} tokens. Random prompts undersell a "
-                "draft: repeat with text like yours before tuning it."
+                f"chunks arrive every {format_ms(load.itl.mean)} while a token costs {format_ms(tpot)}, so each step "
+                f"delivered about {tokens:.1f} tokens. Random prompts undersell a draft: repeat with text like yours "
+                "before tuning it."
             )
-            rule = f"Mean ITL more than {SEVERAL_TOKENS} times mean TPOT: several tokens in a chunk."
-            yield Recommendation(
-                subject="speculation", title="Speculation pays; measure it on real text", text=text, rule=rule, weight=6
-            )
-            break
+            texts.setdefault("speculation", text)
+    yield from itertools.starmap(make_recommendation, texts.items())
 
 
 def recommend_pcie(record: RunRecord) -> Iterator[Recommendation]:
     """GPUs on fewer PCIe lanes than they could have."""
     slow = [str(index) for index, gpu in enumerate(record.gpus) if gpu.degraded_slot]
     if slow:
-        yield Recommendation(
-            subject="PCIe",
-            title="Give every GPU its PCIe lanes",
-            text=f"GPU {join_names(slow)} run on fewer PCIe lanes than GPU and slot allow. Reseat or check the BIOS.",
-            rule="Lanes now below lanes at most.",
-            weight=2,
-        )
+        text = f"GPU {join_names(slow)} run on fewer PCIe lanes than GPU and slot allow. Reseat or check the BIOS."
+        yield make_recommendation("PCIe", text)
 
 
 def recommend_fastest(records: Sequence[RunRecord]) -> Iterator[Recommendation]:
@@ -306,9 +279,8 @@ def recommend_fastest(records: Sequence[RunRecord]) -> Iterator[Recommendation]:
         f"{format_ratio(ratio)} what {records[second].label} reaches ({format_number(other.output_tok_s)} at "
         f"{load_name(other)})."
     )
-    rule = "Highest output throughput under the same workload."
-    title = f"For throughput take {records[first].label}"
-    yield Recommendation(subject="choice", title=title, text=text, rule=rule, runs=(first, second), weight=2)
+    title, rule = f"For throughput take {records[first].label}", "Highest output throughput under the same workload."
+    yield make_recommendation("choice", text, title=title, rule=rule, runs=(first, second))
 
 
 def recommend_by_prompt_length(records: Sequence[RunRecord]) -> Iterator[Recommendation]:
@@ -323,16 +295,10 @@ def recommend_by_prompt_length(records: Sequence[RunRecord]) -> Iterator[Recomme
         return
     (tg, slow_pp, writer), (slow_tg, pp, reader) = max(known), max(known, key=lambda run: (run[1], run[0]))
     writer_label, reader_label = records[writer].label, records[reader].label
-    rule = (
-        "Time of a request = prompt / PP + answer / TG; compared between the run with the best TG and the one with "
-        "the best PP."
-    )
     if writer == reader:
         rates = f"{format_number(tg)} tok/s generating, {format_number(pp)} tok/s reading prompts"
         text = f"{writer_label} is best at both: {rates}."
-        yield Recommendation(
-            subject="choice", title=f"Take {writer_label}", text=text, rule=rule, runs=(writer,), weight=2
-        )
+        yield make_recommendation("choice", text, title=f"Take {writer_label}", runs=(writer,))
         return
     ratio = (1 / slow_tg - 1 / tg) / (1 / slow_pp - 1 / pp)
     text = (
@@ -341,9 +307,7 @@ def recommend_by_prompt_length(records: Sequence[RunRecord]) -> Iterator[Recomme
         f"With uncached prompts more than {ratio:.1f} times as long as the answers {reader_label} finishes first, "
         f"otherwise {writer_label}."
     )
-    yield Recommendation(
-        subject="choice", title="Choose by prompt length", text=text, rule=rule, runs=(writer, reader), weight=2
-    )
+    yield make_recommendation("choice", text, runs=(writer, reader))
 
 
 def recommend_choice(records: Sequence[RunRecord]) -> list[Recommendation]:
@@ -369,5 +333,4 @@ def recommend_forecast(record: RunRecord) -> Iterator[Recommendation]:
             f"{format_number(worst.expected_range[0])}. Something holds it back that the model does not know: check "
             f"{SUSPECTS[record.has_no_gpu]}."
         )
-        rule = "Measured below the forecast's range."
-        yield Recommendation(subject="forecast", title="Find what holds it back", text=text, rule=rule, weight=3)
+        yield make_recommendation("forecast", text)

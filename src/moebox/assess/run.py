@@ -28,14 +28,13 @@ from moebox.units import format_count, format_gib, plural
 def assess_run(record: RunRecord, *, serving: bool = False) -> Assessment:
     """Judge everything that is known about a run; `serving`: its engine is up."""
     if record.failure:
-        cells = (chosen_cell(record), *failure_cells(record, record.failure))
+        answers = failure_cells(record, record.failure)
     elif record.upgrade:
-        cells = (chosen_cell(record), next_cell(record))
+        answers = (next_cell(record),)
     else:
         answers = (correctness_cell(record), speed_cell(record), next_cell(record, serving=serving))
-        cells = (chosen_cell(record), *answers)
     assessment = Assessment(
-        cells=cells,
+        cells=(chosen_cell(record), *answers),
         warnings=tuple(run_warnings(record)),
         recommendations=() if record.simulation else recommend([record]),
         simulated=record.simulation,
@@ -96,8 +95,7 @@ def correctness_cell(record: RunRecord) -> AssessmentCell:
         return AssessmentCell(name="right", text=text, tone="quiet", detail=jobs)
     failed, warned = record.check_names("fail"), record.warned_names(known=False)
     named = {"failed": failed, "warnings": warned, "known quirks of the engine": record.warned_names(known=True)}
-    parts = [record.check_count_text]
-    parts += [f"{title}: {', '.join(names)}" for title, names in named.items() if names]
+    parts = [record.check_count_text, *(f"{title}: {', '.join(names)}" for title, names in named.items() if names)]
     quirks = [f"{check.name}: known quirk of {quirk}" for check in record.failed_checks for quirk in check.quirks]
     is_partial = record.verdict_is_partial or unfinished or bool(record.tasks and record.tasks.unfinished_jobs)
     tone: Tone = "bad" if failed else "warn" if warned or is_partial or record.interrupted_step else "good"

@@ -5,12 +5,13 @@ The model is read exactly if the architecture is known, else by the usual names 
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from moebox import codec, loose
 from moebox.checkpoint.stacks import SUPPORTED, ConfigFields, attention_stack
-from moebox.checkpoint.unknown import model_from_unknown_config
+from moebox.checkpoint.unknown import model_from_unknown_config, read_experts
 from moebox.core import catalogue
 from moebox.core.catalogue import checkpoint_from_row
 from moebox.core.layers import Gqa, LayerKind, Linear, Mla
@@ -77,24 +78,13 @@ def model_from_config(config: Any, *, name: str, where: str) -> Model:
 
 
 def _read_moe(fields: ConfigFields, architecture: str) -> Moe:
-    experts = fields.integer("n_routed_experts", "num_local_experts", "num_experts", least=1)
-    used = fields.integer("num_experts_per_tok", "num_experts_per_token", "experts_per_token", least=1)
-    text = f"{fields.where}: num_experts_per_tok is {used}, but there are only {experts} experts"
-    refuse_if(used > experts, text)
+    moe = read_experts(fields, required=True)
+    text = f"{fields.where}: num_experts_per_tok is {moe.used}, but there are only {moe.experts} experts"
+    refuse_if(moe.used > moe.experts, text)
     qwen, oss = architecture.startswith("Qwen3"), architecture == "GptOssForCausalLM"
-    shared_width = fields.integer("shared_expert_intermediate_size", "share_expert_dim", default=0)
     corrected = fields.values.get("topk_method", "noaux_tc") == "noaux_tc"
-    return Moe(
-        experts=experts,
-        used=used,
-        intermediate=fields.integer("moe_intermediate_size", "intermediate_size", least=1),
-        shared=fields.integer("n_shared_experts", "num_shared_experts", default=1 if shared_width else 0),
-        shared_intermediate=shared_width,
-        latent=fields.integer("routed_expert_hidden_size", default=0),
-        shared_gate=qwen and bool(shared_width),
-        bias=oss,
-        router_bias=not qwen and not oss and corrected,
-    )
+    gated = qwen and moe.shared_intermediate > 0
+    return replace(moe, shared_gate=gated, bias=oss, router_bias=not qwen and not oss and corrected)
 
 
 def _vision_parameters(config: dict[str, Any], where: str) -> int:

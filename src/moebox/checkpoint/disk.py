@@ -35,8 +35,7 @@ def model_from_folder(folder: Path) -> ResolvedModel:
     """Read a Hugging Face folder, or a folder of GGUF files."""
     config = folder / "config.json"
     if not config.is_file():
-        files = sorted(folder.glob("*.gguf"))
-        if files:
+        if files := sorted(folder.glob("*.gguf")):
             return model_from_file(files[0])
         hint = "name the folder that contains the weights, or a model of `moebox models`"
         raise BadInput(f"{folder}: has neither config.json nor a .gguf file", hint=hint)
@@ -47,33 +46,20 @@ def model_from_folder(folder: Path) -> ResolvedModel:
         index = safetensors.read_index(folder)
         total = index.metadata.get("total_size") if index else None
         if isinstance(total, int) and 0 < total < 2**50 and checkpoint.total_bytes:
-            checkpoint = scale_checkpoint(checkpoint, total)
+            factor = total / checkpoint.total_bytes
+            sizes = {name: round(size * factor) for name, size in checkpoint.bytes_by_component.items()}
+            layer = round(checkpoint.expert_layer_bytes * factor)
+            checkpoint = replace(checkpoint, bytes_by_component=sizes, expert_layer_bytes=layer, how="published")
         found = _recognise(model, checkpoint, folder, _chat_template(folder))
         basis = "the index's total" if checkpoint.how == "published" else "config.json"
         note = f"{folder} holds no weights: bytes are computed from {basis}; `moebox up` needs them downloaded"
         return replace(found, notes=(*found.notes, note))
-    sizes = safetensors.read_sizes(files, model.layers)
+    read = safetensors.read_sizes(files, model.layers)
     if not model.assumed:
-        safetensors.check_agreement(folder, model, sizes)
-    checkpoint = replace(
-        checkpoint,
-        quant=sizes.unknown_type or checkpoint.quant,
-        bytes_by_component=dict(sizes.by_component),
-        layer_bytes=tuple(sizes.by_layer),
-        expert_layer_bytes=sizes.by_component["routed_experts"] // max(model.moe_layers, 1),
-        shards=len(files),
-        how="read",
-        source=str(folder),
-    )
+        safetensors.check_agreement(folder, model, read)
+    checkpoint = replace(checkpoint, quant=read.unknown_type or checkpoint.quant)
+    checkpoint = read.complete_checkpoint(checkpoint, model, shards=len(files), source=folder)
     return _recognise(model, checkpoint, folder, _chat_template(folder))
-
-
-def scale_checkpoint(checkpoint: Checkpoint, total: int) -> Checkpoint:
-    """Return the checkpoint with all components scaled so that they sum to `total` bytes."""
-    factor = total / checkpoint.total_bytes
-    sizes = {name: round(size * factor) for name, size in checkpoint.bytes_by_component.items()}
-    layer = round(checkpoint.expert_layer_bytes * factor)
-    return replace(checkpoint, bytes_by_component=sizes, expert_layer_bytes=layer, how="published")
 
 
 def _read_config(path: Path, name: str) -> tuple[Model, Checkpoint]:
@@ -168,10 +154,8 @@ def _named_model(alike: list[Model], names: tuple[str, ...]) -> Model | None:
         return re.sub(r"[^a-z0-9]", "", text.lower())
 
     texts = [*map(letters, names)]
-    found: list[tuple[int, Model]] = []
-    for known in alike:
-        for word in filter(None, (letters(known.repo.rpartition("/")[2]), letters(known.name))):
-            found += [(len(word), known)] if any(word in text for text in texts) else []
+    words = [(letters(word), known) for known in alike for word in (known.repo.rpartition("/")[2], known.name)]
+    found = [(len(word), known) for word, known in words if word and any(word in text for text in texts)]
     return max(found, key=lambda pair: pair[0])[1] if found else None
 
 

@@ -15,7 +15,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from moebox.checkpoint.safetensors import component_in_gguf, layer_number
+from moebox.checkpoint.safetensors import WeightSizes, find_component
 from moebox.core import catalogue
 from moebox.core.layers import Mamba
 from moebox.core.model import Checkpoint, Component, Gqa, Layers, Licence, Mla, Model, Moe
@@ -151,7 +151,7 @@ def _read_model(meta: GgufMetadata, name: str, tensors: list[HeaderTensor]) -> M
     layers = meta.integer("block_count", least=1)
     counted: Counter[Component] = Counter()
     for tensor in tensors:
-        counted[component_in_gguf(tensor.name)] += tensor.elements
+        counted[find_component(tensor.name, "gguf")] += tensor.elements
     vocab = len(meta.values.get("tokenizer.ggml.tokens") or [])
     experts = meta.integer("expert_count", default=0)
     moe = None
@@ -240,34 +240,24 @@ def _read_gqa(meta: GgufMetadata, layers: int) -> tuple[Gqa, tuple[Layers, ...]]
 
 
 def _read_checkpoint(path: Path, model: Model, tensors: list[HeaderTensor], *, shards: int) -> Checkpoint:
-    sizes: Counter[Component] = Counter()
+    sizes = WeightSizes(model.layers)
     expert_types: Counter[str] = Counter()  # bytes of each type in the experts, in everything if there are none
-    by_layer = [0] * model.layers
     for tensor in tensors:
-        component = component_in_gguf(tensor.name)
-        sizes[component] += tensor.bytes
-        if component == "routed_experts" or not model.moe:
+        if sizes.add(tensor.name, tensor.bytes, "gguf") == "routed_experts" or not model.moe:
             expert_types[tensor.type] += tensor.bytes
-        layer = layer_number(tensor.name)
-        if layer is not None and layer < model.layers:
-            by_layer[layer] += tensor.bytes
     readers = {name: engine for name, _, _, engine in ggml_types().values()}
     engines = sorted({readers.get(tensor.type, "both") for tensor in tensors} - {"both"})
     unknown = next((f"{tensor.type} (unknown)" for tensor in tensors if tensor.type not in readers), "")
-    return Checkpoint(
+    checkpoint = Checkpoint(
         name=path.stem,
         model=model.name,
         path=os.path.abspath(path),
         format="gguf",
         quant=unknown or max(expert_types, key=lambda kind: expert_types[kind], default="unknown"),
-        bytes_by_component=dict(sizes),
-        layer_bytes=tuple(by_layer),
-        expert_layer_bytes=sizes["routed_experts"] // max(model.moe_layers, 1),
-        shards=shards,
+        bytes_by_component={},
         engines=tuple(engines) if len(engines) < 2 else ("none",),
-        how="read",
-        source=str(path),
     )
+    return sizes.complete_checkpoint(checkpoint, model, shards=shards, source=path)
 
 
 def slugify(title: str) -> str:

@@ -6,7 +6,6 @@ Headers are copied into a scratch folder as sparse files of the full size, so th
 import contextlib
 import datetime
 import struct
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -239,7 +238,8 @@ def _read_safetensors(listing: client.HubListing, folder: Path) -> ResolvedModel
         head += client.read_remote(listing, file, len(head), 8 + length)
         write_sparse(folder / file.path, head[: 8 + length], file.size)
 
-    _run_at_once(copy_header, shards)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(copy_header, shards))  # the first failure is raised
     return model_from_folder(folder)
 
 
@@ -258,7 +258,8 @@ def _copy_gguf_headers(listing: client.HubListing, folder: Path, weights: list[c
             except BadInput:
                 return  # reported when the file is read with its other parts
 
-    _run_at_once(copy_header, weights)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(copy_header, weights))  # the first failure is raised
 
 
 def write_sparse(path: Path, head: bytes, size: int) -> None:
@@ -266,13 +267,6 @@ def write_sparse(path: Path, head: bytes, size: int) -> None:
     with open(path, "wb") as file:
         file.write(head)
         file.truncate(size)
-
-
-def _run_at_once(work: Callable[[client.HubFile], None], items: list[client.HubFile]) -> None:
-    """Do `work` for all items in a few threads; the first failure is raised."""
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        for _ in pool.map(work, items):
-            pass
 
 
 def name_format(repo: str, tags: tuple[str, ...]) -> str:

@@ -7,6 +7,7 @@ import re
 import struct
 from collections import Counter
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ import msgspec
 
 from moebox.core import catalogue
 from moebox.core.layers import Gqa, Mla
-from moebox.core.model import Component, Model
+from moebox.core.model import Checkpoint, Component, Model
+from moebox.core.traits import WeightsFormat
 from moebox.errors import BadInput, refuse_if
 from moebox.hub.names import weight_files
 
@@ -39,21 +41,11 @@ _LAYER = re.compile(r"(?:^|\.)(?:layers|blk)\.(\d{1,6})\.")
 MAX_PADDING = 1024  # rows of an embedding beyond the vocabulary, so that it divides over GPUs
 
 
-def component_in_safetensors(name: str) -> Component:
+def find_component(name: str, kind: WeightsFormat) -> Component:
     if ".mlp.experts." in name:  # nearly all of the 200,000 tensors of a large checkpoint
         return "routed_experts"
     # Tensors that no rule names are small: biases, scales, rope tables.
-    return next((component for pattern, component in _RULES["safetensors"] if pattern.search(name)), "norms")
-
-
-def component_in_gguf(name: str) -> Component:
-    return next((component for pattern, component in _RULES["gguf"] if pattern.search(name)), "norms")
-
-
-def layer_number(name: str) -> int | None:
-    """The layer of a tensor, None if it is outside the layers."""
-    match = _LAYER.search(name)
-    return int(match.group(1)) if match else None
+    return next((component for pattern, component in _RULES[kind] if pattern.search(name)), "norms")
 
 
 class SafetensorsEntry(msgspec.Struct):
@@ -65,8 +57,8 @@ class SafetensorsEntry(msgspec.Struct):
 _HEADER = msgspec.json.Decoder(dict[str, SafetensorsEntry])
 
 
-class ShardSizes:
-    """Bytes by component and by layer, summed over shards, and the shapes of a few tensors."""
+class WeightSizes:
+    """Bytes by component and by layer, summed over files, and the shapes of a few tensors."""
 
     def __init__(self, layers: int) -> None:
         self.layers = layers
@@ -75,30 +67,42 @@ class ShardSizes:
         self.shapes: dict[str, tuple[int, ...]] = {}  # the first tensor of each sampled kind
         self.unknown_type = ""
 
-    def add(self, name: str, tensor: SafetensorsEntry) -> None:
-        size = tensor.data_offsets[1] - tensor.data_offsets[0]
-        self.unknown_type = self.unknown_type if tensor.dtype in _BITS else f"{tensor.dtype[:20]} (unknown)"
-        layer, component = layer_number(name), component_in_safetensors(name)
-        if layer is not None and component != "vision":
-            if layer >= self.layers:
+    def add(self, name: str, size: int, kind: WeightsFormat) -> Component:
+        """Count a tensor, and return its component."""
+        layer, component = _LAYER.search(name), find_component(name, kind)
+        if layer and component != "vision":
+            if int(layer[1]) >= self.layers:
                 component = "mtp"
             else:
-                self.by_layer[layer] += size
+                self.by_layer[int(layer[1])] += size
         self.by_component[component] += size
-        if component == "vision" or not name.endswith(SAMPLED) or ".experts." in name:
-            return
-        if tensor.dtype in UNPACKED_TYPES and len(tensor.shape) == 2:
-            kind = next(filter(name.endswith, SAMPLED))
-            self.shapes.setdefault("router" if kind in ROUTERS else kind, tuple(tensor.shape))
+        return component
+
+    def complete_checkpoint(self, checkpoint: Checkpoint, model: Model, *, shards: int, source: Path) -> Checkpoint:
+        """Return the checkpoint with these sizes, which were read from its files."""
+        return replace(
+            checkpoint,
+            bytes_by_component=dict(self.by_component),
+            layer_bytes=tuple(self.by_layer),
+            expert_layer_bytes=self.by_component["routed_experts"] // max(model.moe_layers, 1),
+            shards=shards,
+            how="read",
+            source=str(source),
+        )
 
 
-def read_sizes(files: list[Path], layers: int) -> ShardSizes:
+def read_sizes(files: list[Path], layers: int) -> WeightSizes:
     """Sum up the tensors of all shards; one that several files have is loaded into one place, so it counts once."""
-    sizes, counted = ShardSizes(layers), set[str]()
+    sizes, counted = WeightSizes(layers), set[str]()
     for name, tensor in (entry for path in files for entry in read_header(path)):
-        if name not in counted:
-            sizes.add(name, tensor)
+        if name in counted:
+            continue
         counted.add(name)
+        sizes.unknown_type = sizes.unknown_type if tensor.dtype in _BITS else f"{tensor.dtype[:20]} (unknown)"
+        component = sizes.add(name, tensor.data_offsets[1] - tensor.data_offsets[0], "safetensors")
+        kind = next(filter(name.endswith, SAMPLED), "") if component != "vision" and ".experts." not in name else ""
+        if kind and tensor.dtype in UNPACKED_TYPES and len(tensor.shape) == 2:
+            sizes.shapes.setdefault("router" if kind in ROUTERS else kind, tuple(tensor.shape))
     return sizes
 
 
@@ -192,7 +196,7 @@ def shard_files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def check_agreement(folder: Path, model: Model, sizes: ShardSizes) -> None:
+def check_agreement(folder: Path, model: Model, sizes: WeightSizes) -> None:
     """Raise BadInput if config.json and the weights disagree on layers or sizes."""
     found: list[str] = []
     empty = [number for number, size in enumerate(sizes.by_layer) if not size]

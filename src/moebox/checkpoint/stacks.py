@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
+from moebox import loose
 from moebox.core import catalogue
 from moebox.core.layers import Compressed, Gqa, Indexer, Layers, Linear, Mla
 from moebox.errors import BadInput, refuse_if
@@ -41,11 +42,6 @@ class ConfigFields:
     def is_true(self, name: str) -> bool:
         return bool(self.values.get(name))
 
-    def name_list(self, name: str) -> list[str]:
-        """A list of names, such as the kind of each layer; [] if it is not set."""
-        value = self.values.get(name)
-        return [str(entry) for entry in value] if isinstance(value, list) else []
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionStack:
@@ -70,14 +66,13 @@ def attention_stack(fields: ConfigFields, architecture: str) -> AttentionStack:
 def _latent_stack(fields: ConfigFields) -> AttentionStack:
     indexer = None
     if fields.values.get("index_n_heads") is not None:
-        kinds = fields.name_list("indexer_types")
-        own = sum(kind == "full" for kind in kinds)
-        indexer = replace(_sparse_indexer(fields), layers=own if own < len(kinds) else 0)
+        kinds = loose.get_texts(fields.values, "indexer_types")
+        own = kinds.count("full")
+        indexer = replace(read_indexer(fields), layers=own if own < len(kinds) else 0)
     mla = read_latent(fields, fields.integer("num_attention_heads", least=1), indexer)
-    linear = fields.values.get("linear_attn_config")
-    if not isinstance(linear, dict):
+    if not isinstance(fields.values.get("linear_attn_config"), dict):
         return AttentionStack(mla=mla)
-    count = len(ConfigFields(linear, fields.where).name_list("kda_layers"))
+    count = len(loose.get_texts(fields.values, "linear_attn_config.kda_layers"))
     return AttentionStack(mla=mla, others=(Layers(count=count, linear=read_linear(fields)),))
 
 
@@ -114,11 +109,13 @@ def read_linear(fields: ConfigFields, usual_heads: int | None = None, usual_dim:
     )
 
 
-def _sparse_indexer(fields: ConfigFields) -> Indexer:
+def read_indexer(fields: ConfigFields, usual_dim: int | None = None) -> Indexer:
+    """Return DeepSeek's token selector or one like it, with `usual_dim` if the config may leave its size out."""
     return Indexer(
-        heads=fields.integer("index_n_heads", least=1),
-        dim=fields.integer("index_head_dim", least=1),
-        topk=fields.integer("index_topk", default=0),
+        heads=fields.integer("index_n_heads", "indexer_n_heads", least=1),
+        dim=fields.integer("index_head_dim", "indexer_head_dim", default=usual_dim, least=1),
+        topk=fields.integer("index_topk", "indexer_budget", default=0),
+        pool=fields.integer("index_kpool", "indexer_compress_ratio", default=1, least=1),
     )
 
 
@@ -147,12 +144,12 @@ def _grouped_stack(fields: ConfigFields, architecture: str) -> AttentionStack:
         head_norm=head_norm,
         indexer=replace(indexer, layers=0) if indexer else None,
     )
-    kinds = fields.name_list("layer_types")
+    kinds = loose.get_texts(fields.values, "layer_types")
     every, layers = fields.integer("full_attention_interval", default=0), fields.integer("num_hidden_layers", least=1)
     sliding, linear = kinds.count("sliding_attention"), kinds.count("linear_attention")
     linear = linear if kinds or every < 2 else layers - layers // every
     if architecture.startswith("MiMo"):
-        sliding, linear = fields.name_list("hybrid_layer_pattern").count("1"), 0
+        sliding, linear = loose.get_texts(fields.values, "hybrid_layer_pattern").count("1"), 0
     others: list[Layers] = []
     if sliding:
         windowed = replace(  # with its own heads if the config has them (MiMo)
@@ -196,7 +193,7 @@ def _compressed_stack(fields: ConfigFields) -> AttentionStack:
     ratios = fields.values.get("compress_ratios")  # of each layer
     if not isinstance(ratios, list) or len(ratios) < layers or not all(isinstance(part, int) for part in ratios):
         raise BadInput(f"{fields.where}: compress_ratios must have an integer for each of {layers} layers")
-    indexer = _sparse_indexer(fields)
+    indexer = read_indexer(fields)
     plain = Compressed(
         heads=fields.integer("num_attention_heads", least=1),
         head_dim=fields.integer("head_dim", least=1),

@@ -12,11 +12,11 @@ from itertools import chain
 from typing import Any
 
 from moebox import codec, loose
-from moebox.checkpoint.stacks import AttentionStack, ConfigFields, read_latent, read_linear
+from moebox.checkpoint.stacks import AttentionStack, ConfigFields, read_indexer, read_latent, read_linear
 from moebox.core import catalogue
-from moebox.core.layers import FeedForward, Gqa, Indexer, Layers, Mamba
+from moebox.core.layers import FeedForward, Gqa, Layers, Mamba
 from moebox.core.model import Licence, Model, Moe
-from moebox.errors import refuse_if
+from moebox.errors import BadInput, refuse_if
 
 _TABLE = catalogue.load_table("weights")
 NAMES: dict[str, list[str]] = _TABLE["fields"]  # meaning -> names of fields
@@ -67,7 +67,9 @@ def model_from_unknown_config(config: dict[str, Any], architecture: str, *, name
     refuse_if(layers > MAX_LAYERS, f"{where}: {layers:,} layers is not plausible")
     counts = _layer_kinds(fields, layers)
     stack = _stack(fields, hidden, counts)
-    moe = _experts(fields)
+    moe = read_experts(fields, required=False) if fields.integer(*NAMES["experts"], default=0) > 1 else None
+    if moe and moe.used > moe.experts:
+        raise BadInput(f"{where}: {moe.used} experts per token, but there are only {moe.experts}")
     dense = _dense_layers(fields, layers, counts) if moe else 0
     refuse_if(dense > layers, f"{where}: names {dense} layers without experts, but there are only {layers}")
     wide = fields.integer(*NAMES["dense_width"], default=0)
@@ -142,14 +144,7 @@ def _layer_kinds(fields: LooseFields, layers: int) -> Counter[str]:
 def _stack(fields: LooseFields, hidden: int, counts: Counter[str]) -> AttentionStack:
     heads = fields.integer(*NAMES["heads"], default=max(hidden // 128, 1), least=1)
     head_dim = fields.integer(*NAMES["head_dim"], default=max(hidden // heads, 1), least=1)
-    indexer = None
-    if fields.integer("index_n_heads", "indexer_n_heads", default=0):
-        indexer = Indexer(
-            heads=fields.integer("index_n_heads", "indexer_n_heads", least=1),
-            dim=fields.integer("index_head_dim", "indexer_head_dim", default=128, least=1),
-            topk=fields.integer("index_topk", "indexer_budget", default=0),
-            pool=fields.integer("index_kpool", "indexer_compress_ratio", default=1, least=1),
-        )
+    indexer = read_indexer(fields, 128) if fields.integer("index_n_heads", "indexer_n_heads", default=0) else None
     kv_heads = fields.integer(*NAMES["kv_heads"], default=heads, least=1)
     latent = fields.integer("kv_lora_rank", default=0)
     refuse_if(kv_heads > heads, f"{fields.where}: {kv_heads} KV heads are more than the {heads} attention heads")
@@ -192,15 +187,13 @@ def _stack(fields: LooseFields, hidden: int, counts: Counter[str]) -> AttentionS
     return AttentionStack(gqa=full, others=tuple(others))
 
 
-def _experts(fields: LooseFields) -> Moe | None:
-    experts = fields.integer(*NAMES["experts"], default=0)
-    if experts < 2:
-        return None
-    used = fields.integer(*NAMES["used"], default=min(8, experts), least=1)
-    refuse_if(used > experts, f"{fields.where}: {used} experts per token, but there are only {experts}")
+def read_experts(fields: ConfigFields, *, required: bool) -> Moe:
+    """Return the experts of a config; `required`: it must have their number, and how many a token uses."""
+    experts = fields.integer(*NAMES["experts"], default=None if required else 0, least=int(required))
+    used = fields.integer(*NAMES["used"], default=None if required else min(8, experts), least=1)
     # No field names the shared expert of Llama 4 and the dense network of Gemma 4.
     shared_width = fields.integer(*NAMES["shared_width"], default=0)
-    unnamed = 1 if shared_width or "intermediate_size_mlp" in fields.whole else 0
+    unnamed = 1 if shared_width or "intermediate_size_mlp" in fields.values else 0
     shared = fields.integer(*NAMES["shared"], default=unnamed)
     if fields.is_true("enable_moe_block"):
         shared, shared_width = 1, fields.integer("intermediate_size", default=0)
@@ -215,9 +208,9 @@ def _experts(fields: LooseFields) -> Moe | None:
     )
 
 
-def _network_matrices(fields: LooseFields) -> int:
+def _network_matrices(fields: ConfigFields) -> int:
     # a squared ReLU has no gate
-    return 2 if loose.get_text(fields.whole, "mlp_hidden_act", "hidden_act") == "relu2" else 3
+    return 2 if loose.get_text(fields.values, "mlp_hidden_act", "hidden_act") == "relu2" else 3
 
 
 def _dense_layers(fields: LooseFields, layers: int, counts: Counter[str]) -> int:

@@ -75,8 +75,11 @@ def is_recipe(name: str) -> bool:
 
 def load_deployment(name: str, settings: Sequence[str] = ()) -> Deployment:
     """Load a recipe by name or file, change the settings of --set (path=value), and resolve it."""
+    recipe = load_recipe(name)
+    if not settings:
+        return deploy(recipe)
     drafts = [text for text in settings if text.startswith("speculate")]  # they may need the model
-    recipe = apply_settings(load_recipe(name), [text for text in settings if text not in drafts])
+    recipe = apply_settings(recipe, [text for text in settings if text not in drafts])
     return change_deployment(deploy(recipe), drafts)
 
 

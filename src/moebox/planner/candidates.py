@@ -90,19 +90,17 @@ def usable_checkpoints(
     a GGUF file's name only those whose name is known.
     """
     traits = registry.engine_traits(engine)
-    usable = []
-    for checkpoint in checkpoints:
+
+    def is_usable(checkpoint: Checkpoint) -> bool:
         absent = traits.local_weights_only and not constraints.engine and not checkpoint.path
         if absent or checkpoint.format not in traits.formats or not checkpoint.supports_engine(traits.name):
-            continue
+            return False
         if constraints.checkpoint:
-            wanted = checkpoint.matches_name(constraints.checkpoint)
-        else:
-            named = checkpoint.file or checkpoint.path or not traits.needs_gguf_filename
-            wanted = bool(named) and not checkpoint.unverified
-        if wanted:
-            usable.append(checkpoint)
-    return tuple(usable)
+            return checkpoint.matches_name(constraints.checkpoint)
+        named = checkpoint.file or checkpoint.path or not traits.needs_gguf_filename
+        return bool(named) and not checkpoint.unverified
+
+    return tuple(filter(is_usable, checkpoints))
 
 
 def gpu_candidates(inputs: PlanInputs, checkpoint: Checkpoint, engine: EngineName) -> Iterator[Candidate]:
@@ -121,8 +119,7 @@ def gpu_candidates(inputs: PlanInputs, checkpoint: Checkpoint, engine: EngineNam
             for kv in cache_types(model, traits, preset, constraints):
                 for draft in draft_options(model, traits, preset, constraints):
                     share = BOLD_UTILIZATION if bold and draft is None else START_UTILIZATION
-                    if draft and preset and parallel.dcp > 1:
-                        share = DRAFT_UTILIZATION
+                    share = DRAFT_UTILIZATION if draft and preset and parallel.dcp > 1 else share
                     flags = base.flags
                     drafts_apart = (draft and draft.draft) or "eagle3" in base.climb.speculate
                     if model.mla and drafts_apart and len(generations) == 1:
@@ -175,7 +172,7 @@ def base_recipe(model: Model, checkpoint: Checkpoint, engine: EngineName, constr
     longer = [length for length in LONGER_CONTEXTS if context < length <= model.context][:MAX_LONGER_CONTEXTS]
     method = constraints.speculate or default_draft_method(model)
     drafts = ("none", method) if method in traits.draft_methods and not traits.offloads_experts else ()
-    recipe = Recipe(
+    return Recipe(
         name=f"{model.name}-{engine}",
         engine=engine,
         model=model.name,
@@ -185,13 +182,8 @@ def base_recipe(model: Model, checkpoint: Checkpoint, engine: EngineName, constr
         trust_remote_code=model.trust_remote_code and checkpoint.format != "gguf",
         flags=settings,
         climb=Climb(contexts=(context, *longer), speculate=drafts),
-    )
-    if not traits.needs_parser_flags:
-        return recipe
-    return replace(
-        recipe,
-        tool_parser=traits.tool_parsers.get(tools, tools),
-        reasoning_parser=traits.reasoning_parsers.get(thoughts, thoughts),
+        tool_parser=traits.tool_parsers.get(tools, tools) if traits.needs_parser_flags else "",
+        reasoning_parser=traits.reasoning_parsers.get(thoughts, thoughts) if traits.needs_parser_flags else "",
     )
 
 
@@ -200,9 +192,8 @@ def image_presets(generations: set[str], model: Model, engine: EngineName, const
     known = registry.engine_traits(engine).presets
     if constraints.image:
         return (constraints.image,) if constraints.image in known else ("",)
-    if generations != {"blackwell-rtx"}:
-        return ("",)
-    return ("", *(preset for preset in known if families.has_preset(model, preset)))
+    built = generations == {"blackwell-rtx"}
+    return ("", *(preset for preset in known if built and families.has_preset(model, preset)))
 
 
 def cache_types(model: Model, engine: Traits, preset: str, constraints: Constraints) -> tuple[str, ...]:
@@ -227,9 +218,9 @@ def draft_options(model: Model, engine: Traits, preset: str, constraints: Constr
     return (draft,) if constraints.speculate else (None, draft)
 
 
-DRAFT_TITLES = {"eagle3": "EAGLE3", "dflash": "DFlash", "dspark": "DSpark"}
-# EAGLE3 as in the rtx6kpro wiki; a block of DFlash is 8, of DSpark 6, of which the first token is the verified one.
-DRAFT_LENGTHS = {"eagle3": 3, "dflash": 7, "dspark": 5}
+# Methods with a draft model: title, and tokens to draft. EAGLE3 as in the rtx6kpro wiki; a block of DFlash is 8, of
+# DSpark 6, of which the first token is the verified one.
+DRAFT_MODELS = {"eagle3": ("EAGLE3", 3), "dflash": ("DFlash", 7), "dspark": ("DSpark", 5)}
 
 
 def default_draft_method(model: Model) -> str:
@@ -246,17 +237,18 @@ def draft_kind(name: str) -> str:
 
 def make_draft(model: Model, method: str, preset: str = "") -> Speculate:
     """Return the draft settings of a recipe. Raise BadInput if the model has no draft of that kind."""
-    if method not in DRAFT_LENGTHS:  # needs no draft model; engines have more methods than moebox knows
+    if method not in DRAFT_MODELS:  # needs no draft model; engines have more methods than moebox knows
         text = f"{model.title} has no prediction layer (MTP) to draft with"
         refuse_if(method == "mtp" and not model.mtp_layers, text, hint="--speculate none")
         return Speculate(method=method, tokens=1)
+    title, length = DRAFT_MODELS[method]
     names = [name for name in model.drafts if draft_kind(name) == method]
     own = "--speculate mtp: the model has its own" if model.mtp_layers else "--speculate none"
-    refuse_if(not names, f"no {DRAFT_TITLES.get(method, method)} draft of {model.title} is known", hint=own)
+    refuse_if(not names, f"no {title} draft of {model.title} is known", hint=own)
     latent = preset == "community"  # drafts with latent attention are for the patched image
     name = min(names, key=lambda name: ("mla" in name) != latent).split(" ")[0]
     inside = "/" not in name  # the draft is part of the model's own checkpoint
-    return Speculate(method=method, draft="" if inside else name, tokens=DRAFT_LENGTHS[method])
+    return Speculate(method=method, draft="" if inside else name, tokens=length)
 
 
 def recipe_draft(deployment: Deployment, method: str) -> Speculate | None:

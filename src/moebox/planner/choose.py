@@ -13,14 +13,7 @@ from moebox.planner import explain, no_fit, prefer, warnings
 from moebox.planner.candidates import SHORTER_CONTEXTS, START_CONTEXT, make_candidates, make_draft, possible_engines
 from moebox.planner.constraints import Constraints
 from moebox.planner.kv_tiers import describe_tiers
-from moebox.planner.rate import (
-    PROMPT_TOKENS,
-    Candidate,
-    PlanInputs,
-    add_needed_settings,
-    forecast_rows,
-    raise_utilization,
-)
+from moebox.planner.rate import PROMPT_TOKENS, Candidate, PlanInputs, complete_settings, forecast_rows
 
 
 def choose_plan(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], constraints: Constraints) -> Plan:
@@ -68,24 +61,16 @@ def choose_plan(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], con
 
 
 def viable_climb(best: Candidate) -> Climb:
-    """Return what `moebox climb` may try from here: only what fits, and nothing over several nodes.
-
-    Climbs start no engine over several nodes.
-    """
+    """Return what `moebox climb` may try from here: only what fits, and nothing over several nodes."""
     recipe = best.recipe
     first, *longer = recipe.climb.contexts
     if recipe.parallel.nodes > 1:
         return Climb(contexts=(first,), speculate=())
     contexts = [first, *(context for context in longer if best.change_recipe(context=context).memory.fits)]
-    methods = recipe.climb.speculate
-    for method in methods:
-        if method in ("none", recipe.speculate and recipe.speculate.method):
-            continue
-        draft = make_draft(best.inputs.model, method, recipe.runtime.preset)
-        if not best.change_recipe(speculate=draft).is_viable:
-            methods = ()
-            break
-    return replace(recipe.climb, contexts=tuple(contexts), speculate=methods)
+    methods, known = recipe.climb.speculate, ("none", recipe.speculate and recipe.speculate.method)
+    drafts = (make_draft(best.inputs.model, each, recipe.runtime.preset) for each in methods if each not in known)
+    fits = all(best.change_recipe(speculate=draft).is_viable for draft in drafts)
+    return replace(recipe.climb, contexts=tuple(contexts), speculate=methods if fits else ())
 
 
 def search_candidates(
@@ -96,25 +81,18 @@ def search_candidates(
 
     def at_context(context: int) -> tuple[list[Candidate], list[Candidate]]:
         found = make_candidates(inputs.with_constraints(context=context), engines)
-        rated = (raise_utilization(replace(each, inputs=inputs)) for each in found)  # by the constraints as given
-        tried = [add_needed_settings(each) if each.memory.fits else each for each in rated]
+        tried = [complete_settings(replace(each, inputs=inputs)) for each in found]  # by the constraints as given
         return tried, [candidate for candidate in tried if candidate.is_viable]
 
-    if constraints.context:
-        return at_context(constraints.context)
-    longest = model.context if constraints.goal == "context" else min(START_CONTEXT, model.context)
+    usual = model.context if constraints.goal == "context" else min(START_CONTEXT, model.context)
+    longest = constraints.context or usual
+    shorter = [size for size in SHORTER_CONTEXTS if size < longest and not constraints.context]
     tried, viable = at_context(longest)
-    shorter = [size for size in SHORTER_CONTEXTS if size < longest]
     if viable or not shorter:
         return tried, viable
     shortest = at_context(shorter[-1])
-    if not shortest[1]:  # no context is short enough
-        return shortest
-    for context in shorter[:-1]:
-        tried, viable = at_context(context)
-        if viable:
-            return tried, viable
-    return shortest
+    longer = map(at_context, shorter[:-1] if shortest[1] else ())  # else no context is short enough
+    return next((found for found in longer if found[1]), shortest)
 
 
 def rank_by_worth(viable: list[Candidate]) -> list[Candidate]:

@@ -36,14 +36,12 @@ def explain_choice(best: Candidate, others: list[Candidate], tried: list[Candida
     if constraints.engine:
         engine_reason = f"{engine_display_name(constraints.engine)} was requested"
     elif rival:
-        rival_title = engine_display_name(rival.recipe.engine)
-        engine_reason = _choice_over(engine_display_name(engine), rival_title, compare_and_explain(rival, best))
+        engine_reason = _explain_rival(rival, best, of=lambda each: engine_display_name(each.recipe.engine))
     if recipe.hybrid:
         reasons += [_explain_placement(best), engine_reason]
         rival = _first_of(others, lambda other: other.recipe.engine == engine and other.checkpoint != checkpoint)
         if rival:
-            comparison = compare_and_explain(rival, best)
-            reasons.append(_choice_over(checkpoint.label, rival.checkpoint.label, comparison))
+            reasons.append(_explain_rival(rival, best, of=lambda each: each.checkpoint.label))
     else:
         reasons += [_explain_layout(best, others), engine_reason, _explain_cache(best, tried)]
     reasons += load_engine(engine).setting_reasons(best.deployment, best.memory)
@@ -64,10 +62,11 @@ def explain_choice(best: Candidate, others: list[Candidate], tried: list[Candida
     return tuple(filter(None, reasons))
 
 
-def _choice_over(chosen: str, rival: str, comparison: str) -> str:
-    """Name the choice, its rival, and how they compare."""
+def _explain_rival(rival: Candidate, best: Candidate, of: Callable[[Candidate], str]) -> str:
+    """Name what differs of the choice and its rival, and how they compare."""
+    comparison = compare_and_explain(rival, best)
     link = ": " if comparison.startswith(NO_DIFFERENCE) else ", which is "
-    return f"{chosen} over {rival}{link}{comparison}"
+    return f"{of(best)} over {of(rival)}{link}{comparison}"
 
 
 def _explain_layout(best: Candidate, others: list[Candidate]) -> str:
@@ -132,13 +131,13 @@ def _explain_start(recipe: Recipe, climb: Climb, *, bold: bool) -> str:
     """What a first recipe omits, and what `moebox climb` tries next."""
     if bold:
         return "bold: speculative decoding and community images are allowed; a plain start is safer (omit --bold)"
-    text_only = "" if recipe.vision else "text only"
+    omitted = [] if recipe.vision else ["text only"]
     if recipe.hybrid:
         slots = "one slot first" if (recipe.max_seqs or 1) == 1 else f"{recipe.max_seqs} slots"
-        start = " and ".join(filter(None, (text_only, slots)))
+        start = " and ".join([*omitted, slots])
     else:
-        omitted = ", ".join(filter(None, (text_only, "" if recipe.speculate else "no draft")))
-        start = f"a careful start: {omitted}" if omitted else ""
+        omitted += [] if recipe.speculate else ["no draft"]
+        start = f"a careful start: {', '.join(omitted)}" if omitted else ""
     contexts = "raises the context" if len(climb.contexts) > 1 else ""
     drafts = f"tries {climb.speculate[-1]} drafts" if climb.speculate else ""
     steps = " and then ".join(filter(None, (contexts, drafts)))
@@ -240,8 +239,7 @@ def list_rejections(best: Candidate, tried: list[Candidate]) -> dict[str, str]:
     """Return rejected candidates similar to the choice by title, with the reason: does not start, or does not fit."""
 
     def kind(rated: Candidate) -> object:
-        parallel = rated.recipe.parallel
-        return "hybrid" if rated.recipe.hybrid else (parallel.gpu_count, parallel.ep)
+        return "hybrid" if rated.recipe.hybrid else (rated.recipe.parallel.gpu_count, rated.recipe.parallel.ep)
 
     similar = [other for other in tried if kind(other) == kind(best)]
     rejected: dict[str, str] = {}
@@ -289,7 +287,7 @@ def image_warnings(best: Candidate, others: list[Candidate]) -> Iterator[PlanWar
 def thread_limit_warnings(best: Candidate) -> Iterator[PlanWarning]:
     """Note if CPU threads, not RAM bandwidth, limit decoding."""
     step, bandwidth = best.speed.hybrid_step, best.inputs.box.ram_rate
-    if not step or not bandwidth or not step.is_thread_bound:
+    if not step or not bandwidth or not step.layers_in_ram or step.memory_rate <= step.unpack_rate:
         return
     threads = best.recipe.hybrid.threads if best.recipe.hybrid else None
     text = (

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from moebox.core import catalogue
 from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint
+from moebox.core.setting import apply_settings
 from moebox.engines import check_recipe, find_refusals, memory_budget
 from moebox.errors import DoesNotFit, MoeboxError
 from moebox.planner.candidates import SHORTER_CONTEXTS
@@ -40,48 +41,44 @@ def find_misfit(deployment: Deployment) -> Misfit | None:
         needed = format_gb(fullest.total + memory.shortfall)
         text = f"{recipe.name} does not fit on {box.name}: {fullest.device} needs {needed} and has "
         text += format_gb(fullest.total)
-    nearest = next((name for name, changed in smaller_deployments(deployment) if fits_and_starts(changed)), "")
+    nearest = next(
+        (
+            setting
+            for setting, checkpoint in smaller_settings(deployment)
+            if fits_and_starts(deployment, setting, checkpoint)
+        ),
+        "",
+    )
     on_box = f" --box {recipe.planned_for.box}" if recipe.planned_for.box else ""
     remedy = f"{nearest} fits" if nearest else f"`moebox plan {recipe.model}{on_box}` looks for another recipe"
     return Misfit(text=text, remedy=remedy, shortfall=memory.shortfall)
 
 
-def smaller_deployments(deployment: Deployment) -> Iterator[tuple[str, Deployment]]:
-    """Yield settings that need less memory with the recipe that has them, the smallest change first."""
-    deployment = deployment.with_default_context()
-    recipe, model, box = deployment.recipe, deployment.model, deployment.required_box
+def smaller_settings(deployment: Deployment) -> Iterator[tuple[str, Checkpoint]]:
+    """Yield settings that need less memory, each with the checkpoint that it loads, the smallest change first."""
+    box, model, checkpoint, recipe = deployment.with_default_context().facts
+    settings = []
     if recipe.kv_tiers and recipe.tiers.ram_gib:
         size = max(recipe.tiers.ram_gib - memory_budget(deployment).shortfall // 2**30 - 1, 0.0)
-        changed = replace(recipe, kv_tiers=replace(recipe.kv_tiers, ram_gib=size))
-        yield f"kv_tiers.ram_gib = {size:g}", deployment.with_recipe(changed)
-    for share in HIGHER_UTILIZATIONS:
-        if recipe.memory_utilization and recipe.memory_utilization < share:
-            changed = replace(recipe, memory_utilization=share)
-            yield f"memory_utilization = {share:g}", deployment.with_recipe(changed)
-    for context in SHORTER_CONTEXTS:
-        if context < recipe.context and context <= model.context:
-            yield f"context = {context}", deployment.with_recipe(replace(recipe, context=context))
-    seqs = recipe.max_seqs or 1
-    for count in (seqs >> shift for shift in range(1, seqs.bit_length())):
-        yield f"max_seqs = {count}", deployment.with_recipe(replace(recipe, max_seqs=count))
-    for tp in (2, 4, 8):
-        if recipe.parallel.tp < tp <= len(box.gpus) and not recipe.hybrid:
-            parallel = replace(recipe.parallel, tp=tp)
-            yield f"parallel.tp = {tp}", deployment.with_recipe(replace(recipe, parallel=parallel))
-    published: tuple[Checkpoint, ...] = ()
-    if model.name in catalogue.models():
-        published = tuple(catalogue.published_checkpoints(model.name))
-    for checkpoint in sorted(published, key=lambda each: -each.total_bytes):
-        is_smaller = checkpoint.total_bytes < deployment.checkpoint.total_bytes
-        if is_smaller and checkpoint.format in deployment.engine.formats:
-            changed = replace(recipe, checkpoint=checkpoint.name)
-            yield f'checkpoint = "{checkpoint.name}"', Deployment(changed, model, checkpoint, box)
+        settings.append(f"kv_tiers.ram_gib = {size:g}")
+    share, seqs, tp = recipe.memory_utilization or 1.0, recipe.max_seqs or 1, recipe.parallel.tp
+    settings += [f"memory_utilization = {higher:g}" for higher in HIGHER_UTILIZATIONS if share < higher]
+    settings += [f"context = {size}" for size in SHORTER_CONTEXTS if size < recipe.context and size <= model.context]
+    settings += [f"max_seqs = {seqs >> shift}" for shift in range(1, seqs.bit_length())]
+    settings += [f"parallel.tp = {more}" for more in (2, 4, 8) if tp < more <= len(box.gpus) and not recipe.hybrid]
+    yield from ((setting, checkpoint) for setting in settings)
+    published = catalogue.published_checkpoints(model.name) if model.name in catalogue.models() else ()
+    for other in sorted(published, key=lambda each: -each.total_bytes):
+        if other.total_bytes < checkpoint.total_bytes and other.format in deployment.engine.formats:
+            yield f'checkpoint = "{other.name}"', other
 
 
-def fits_and_starts(deployment: Deployment) -> bool:
-    """True if the recipe is valid, fits, and has no known fatal issue."""
+def fits_and_starts(deployment: Deployment, setting: str, checkpoint: Checkpoint) -> bool:
+    """True if the recipe with this setting is valid, fits, and has no known fatal issue."""
+    recipe = apply_settings(deployment.with_default_context().recipe, [setting.replace('"', "")])
+    changed = replace(deployment, recipe=recipe, known_checkpoint=checkpoint)
     try:
-        check_recipe(deployment)
-        return memory_budget(deployment).fits and all(issue.severity != "fatal" for issue in find_refusals(deployment))
+        check_recipe(changed)
+        return memory_budget(changed).fits and all(issue.severity != "fatal" for issue in find_refusals(changed))
     except MoeboxError:
         return False

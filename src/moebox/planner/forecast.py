@@ -92,13 +92,14 @@ def tier_rows(
         reason = "the box's RAM is not known: --ram SIZE shows what a tier brings"
     for tiers in steps:
         below = cache_tiers(deployment, tiers)
+        last = [CacheTier("GPUs", rules.kv_tokens), *below][-1]
         result = simulate(speed, rules, workload, below)
         ttft = result.returning.mean * 1e3
         rows.append(
             {
-                "tier": below[-1].name if below else "GPUs",
-                "gib": {"RAM": tiers.ram_gib, "disk": tiers.disk_gib}.get(below[-1].name) if below else None,
-                "tokens": round(below[-1].tokens) if below else rules.kv_tokens,
+                "tier": last.name,
+                "gib": {"RAM": tiers.ram_gib, "disk": tiers.disk_gib}.get(last.name),
+                "tokens": round(last.tokens),
                 "conversations": workload.concurrency,
                 "conversation_tokens": workload.longest,
                 "hit_share": round(result.hit_share, 4),
@@ -138,23 +139,18 @@ def serving_row(result: SimulationResult, speed: Speed) -> ForecastRow:
         "total_output_tokens": result.output_tokens,
         "request_throughput": round(result.completed / seconds, 4),
         "output_throughput": round(result.output_tok_s, 2),
-        "total_token_throughput": round(result.total_tok_s, 2),
+        "total_token_throughput": round((result.input_tokens + result.output_tokens) / seconds, 2),
         "low_tok_s": round(result.output_tok_s * low, 2),
         "high_tok_s": round(result.output_tok_s * high, 2),
     }
     for name in ("ttft", "tpot", "itl", "e2el"):
         times: Histogram = getattr(result, name)
-        row |= {
-            f"mean_{name}_ms": round(times.mean * 1e3, 3),
-            f"median_{name}_ms": round(times.quantile(0.5) * 1e3, 3),
-            f"std_{name}_ms": round(times.deviation * 1e3, 3),
-            f"p50_{name}_ms": round(times.quantile(0.5) * 1e3, 3),
-            f"p99_{name}_ms": round(times.quantile(0.99) * 1e3, 3),
-        }
-    row |= {
+        median, worst = times.quantile(0.5), times.quantile(0.99)
+        figures = {"mean": times.mean, "median": median, "std": times.deviation, "p50": median, "p99": worst}
+        row |= {f"{figure}_{name}_ms": round(seconds * 1e3, 3) for figure, seconds in figures.items()}
+    return row | {
         "prefix_hit": round(result.hit_share, 4),
         "preemptions": result.preemptions,
         "peak_kv_tokens": round(result.peak_kv_tokens),
         "kv_tokens": result.kv_tokens,
     }
-    return row

@@ -3,7 +3,7 @@
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from moebox.core.deployment import Deployment
@@ -29,11 +29,10 @@ RATE_RANGE = (0.4, 2.0)  # of both rates: from the slow layouts and busy drives 
 ROOM_SHARE = 0.8  # of free RAM and disk: locked memory beyond it stops machines (symptom offload-lmcache-ram)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheTier:
+class CacheTier(NamedTuple):
     name: str
-    tokens: float  # that it holds
-    token_s: float  # seconds to bring one token back
+    tokens: float = 0.0  # that it holds
+    token_s: float = 0.0  # seconds to bring one token back
 
 
 class FoundPrefix(NamedTuple):
@@ -75,10 +74,9 @@ class PrefixCache:
     def find_prefix(self, user: int, most: int, shared: int = 0) -> FoundPrefix:
         """Return the cached tokens of a conversation, up to `most`; `shared` ones are on the GPUs in any case."""
         found = FoundPrefix(0, 0.0, "")
-        for level, held in enumerate(self.held):
+        for held, tier in zip(self.held, (CacheTier("GPUs"), *self.tiers), strict=True):
             own = min(held[user] + self.once, most) if user in held else 0
             if own > found.tokens:
-                tier = self.tiers[level - 1] if level else CacheTier(name="GPUs", tokens=0.0, token_s=0.0)
                 found = FoundPrefix(own, (own - shared) * tier.token_s, tier.name)
         return found
 
@@ -111,14 +109,9 @@ def cache_tiers(deployment: Deployment, tiers: KvTiers) -> tuple[CacheTier, ...]
     gpu, bandwidth = deployment.smallest_gpu, deployment.required_box.ram_bandwidth
     # Without a GPU a copy within RAM is left, which reads and writes every byte.
     link = pcie_rate(gpu) * parallel.tp * parallel.pp * LINK_SHARE if gpu else (bandwidth or SLOWEST_RAM) / 2
-    sizes = {"RAM": (tiers.ram_gib, link), "disk": (tiers.disk_gib, min(DISK_RATE, link))}
-    if deployment.engine.kv_tiers != "blocks":
-        del sizes["disk"]
-    return tuple(
-        CacheTier(name=name, tokens=size * GIB / token, token_s=token / rate)
-        for name, (size, rate) in sizes.items()
-        if size
-    )
+    disk = tiers.disk_gib if deployment.engine.kv_tiers == "blocks" else 0.0
+    levels = (("RAM", tiers.ram_gib, link), ("disk", disk, min(DISK_RATE, link)))
+    return tuple(CacheTier(name, size * GIB / token, token / rate) for name, size, rate in levels if size)
 
 
 def possible_tiers(deployment: Deployment, memory: Memory, wanted_tokens: float = math.inf) -> KvTiers:

@@ -48,33 +48,18 @@ def wanted_layouts(inputs: PlanInputs, engine: Traits) -> Iterator[Parallel]:
     per_node, dp = len(box.gpus), constraints.dp or 1
     for tp, pp in tp_pp_pairs(box, constraints):
         nodes = max(1, min(box.nodes, -(-tp * pp * dp // max(per_node, 1))))
-        for ep in expert_parallel_options(model, constraints, tp * dp):
-            for dcp in context_parallel_sizes(model, tp, engine, constraints, ep=ep):
+        # Expert parallelism: whole experts on the ranks of the tensor- and data-parallel groups, not slices of each.
+        whole = model.moe is not None and tp * dp > 1 and constraints.ep in (None, tp * dp)
+        for ep in [False] * (constraints.ep in (None, 1)) + [True] * whole:
+            sizes = [1]
+            if constraints.dcp:
+                sizes = [constraints.dcp]
+            elif model.mla and engine.proposes_dcp and not (ep and not constraints.ep):  # change one thing at a time
+                sizes = [size for size in (1, 2, 4, 8) if tp % size == 0]
+            for dcp in sizes:
                 parallel = Parallel(tp=tp, pp=pp, dp=dp, dcp=dcp, ep=ep, nodes=nodes)
                 if parallel.gpu_count <= per_node * box.nodes or constraints.tp is not None:
                     yield parallel
-
-
-def expert_parallel_options(model: Model, constraints: Constraints, ranks: int) -> tuple[bool, ...]:
-    """Whether to place whole experts on the `ranks` of the tensor- and data-parallel groups, or slices of each."""
-    possible = model.moe is not None and ranks > 1
-    if constraints.ep is None:
-        return (False, True) if possible else (False,)
-    if constraints.ep == 1:
-        return (False,)
-    return (True,) if possible and constraints.ep == ranks else ()
-
-
-def context_parallel_sizes(
-    model: Model, tp: int, engine: Traits, constraints: Constraints, *, ep: bool
-) -> tuple[int, ...]:
-    """Sizes of decode context parallelism to try: powers of two that divide the ranks."""
-    if constraints.dcp:
-        return (constraints.dcp,)
-    chosen_ep = ep and not constraints.ep  # change one thing at a time
-    if chosen_ep or model.mla is None or not engine.proposes_dcp:
-        return (1,)
-    return tuple(size for size in (1, 2, 4, 8) if tp % size == 0)
 
 
 def tp_pp_pairs(box: Box, constraints: Constraints) -> list[tuple[int, int]]:
@@ -105,20 +90,18 @@ def expert_counts_that_fit(box: Box, model: Model, checkpoint: Checkpoint, recip
         return ()
     if box.has_unified_memory:  # the CPU's layers take the same memory: the budget decides whether all of it fits
         return divide_evenly([total] * len(box.gpus), total)
-    bare = with_expert_layers(box, model, recipe, ())
-    owners = ggml.owned_layers(model, list(box.gpus))
-    last = len(box.gpus) - 1
+    bare, margin = with_expert_layers(box, model, recipe, ()), memory_constant_bytes("llama", "margin")
+    owners, last = ggml.owned_layers(model, list(box.gpus)), len(box.gpus) - 1
     free = [
-        ggml.gpu_budget(slot, gpu, model, checkpoint, bare, owners[slot], slot, last=slot == last).free
-        - memory_constant_bytes("llama", "margin")
+        ggml.gpu_budget(slot, gpu, model, checkpoint, bare, owners[slot], slot, last=slot == last).free - margin
         for slot, gpu in enumerate(box.gpus)
     ]
     # Without experts in RAM no GPU needs the buffer that stages them.
-    staging = ggml.staging_bytes(model, checkpoint, bare)
-    unstaged = [max(0, (size + staging) // checkpoint.expert_layer_bytes) for size in free]
-    if sum(unstaged) >= total:
-        return divide_evenly(unstaged, total)
-    return tuple(max(0, size // checkpoint.expert_layer_bytes) for size in free)
+    unstaged, staged = (
+        [max(0, (size + more) // checkpoint.expert_layer_bytes) for size in free]
+        for more in (ggml.staging_bytes(model, checkpoint, bare), 0)
+    )
+    return divide_evenly(unstaged, total) if sum(unstaged) >= total else tuple(staged)
 
 
 def with_expert_layers(box: Box, model: Model, recipe: Recipe, counts: tuple[int, ...]) -> Recipe:

@@ -18,7 +18,7 @@ from moebox.planner.candidates import (
 )
 from moebox.planner.constraints import PARALLEL_SIZES, hybrid_engines
 from moebox.planner.layouts import wanted_layouts
-from moebox.planner.rate import Candidate, PlanInputs, add_needed_settings, raise_utilization
+from moebox.planner.rate import Candidate, PlanInputs, add_needed_settings, complete_settings
 from moebox.sizing.constants import kernel_page_bytes
 from moebox.sizing.layout import indivisible_layout, unsupported_layout
 from moebox.units import format_count, format_gb, format_gib
@@ -27,12 +27,8 @@ RAM_STEP = 2**34  # remedies give RAM in steps of 16 GiB
 MAX_RAM = 2**42  # more than any host has
 MAX_REMEDIES = 3
 # Constraints that another format may need to be without.
-FREED = {
-    "--engine": "engine",
-    "--kv": "kv",
-    "--memory-utilization": "memory_utilization",
-    "--experts-on-gpu": "experts",
-}
+FREED = {"--engine": "engine", "--kv": "kv", "--memory-utilization": "memory_utilization"}
+FREED |= {"--experts-on-gpu": "experts"}
 # Constraints that may keep everything from starting.
 BLOCKING = {f"--{name}": name for name in ("engine", "kv", "image", "checkpoint", "speculate", *PARALLEL_SIZES)}
 
@@ -43,15 +39,13 @@ def given_flags(inputs: PlanInputs, flags: dict[str, str]) -> dict[str, str]:
 
 
 def viable_candidates(inputs: PlanInputs) -> Iterator[Candidate]:
-    """Yield candidates of all engines that fit and start, one at a time."""
-    for candidate in make_candidates(inputs, possible_engines(inputs.box, inputs.constraints)):
-        raised = raise_utilization(candidate)
-        if raised.memory.fits and (raised := add_needed_settings(raised)).is_viable:
-            yield raised
+    """Return candidates of all engines that fit and start, made one at a time."""
+    found = make_candidates(inputs, possible_engines(inputs.box, inputs.constraints))
+    return (candidate for candidate in map(complete_settings, found) if candidate.is_viable)
 
 
 def has_viable(inputs: PlanInputs) -> bool:
-    return next(viable_candidates(inputs), None) is not None
+    return any(True for _ in viable_candidates(inputs))
 
 
 def no_fit_error(inputs: PlanInputs, tried: list[Candidate]) -> MoeboxError:
@@ -140,10 +134,10 @@ def _no_gpu_error(inputs: PlanInputs) -> DoesNotFit:
     if not constraints.gpu_only_flag and not constraints.image:
         every = registry.all_traits()
         cpu = next(each for each in every if each.runs_without_gpu and not each.unsupported_generations)
+        runs = f"{cpu.name} runs on CPUs, from a {format_names(*cpu.formats)} of the model"
         if usable_checkpoints(inputs.checkpoints, cpu.name, replace(constraints, engine=cpu.name)):
-            hint = f"--engine {cpu.name} runs on CPUs; {hint}"
-        else:
-            hint = f"{cpu.name} runs on CPUs, from a {format_names(*cpu.formats)} of the model; {hint}"
+            runs = f"--engine {cpu.name} runs on CPUs"
+        hint = f"{runs}; {hint}"
     return DoesNotFit(f"{name} needs a GPU, and there is none", hint=hint)
 
 
@@ -167,15 +161,14 @@ def suggest_remedies(inputs: PlanInputs, tried: list[Candidate]) -> Iterator[str
     """Yield what would make it fit, the cheapest first: a smaller request, another format, more RAM."""
     yield from _smaller_requests(inputs)
     given = given_flags(inputs, FREED)
-    for freed in [{}, given] if given else [{}]:
+    for freed in ({}, given) if given else ({},):
         checkpoint = _largest_that_fits(inputs.with_constraints(checkpoint=None, **dict.fromkeys(freed.values())))
         if checkpoint and checkpoint not in [rated.checkpoint for rated in tried]:
             unverified = ", a file not verified to exist" if checkpoint.unverified else ""
             without = f" without {' and '.join(freed)}" if freed else ""
             yield f"--checkpoint {checkpoint.name} ({format_gb(checkpoint.total_bytes)}{unverified}) fits{without}"
             break
-    ram = _enough_ram(inputs)
-    if ram:
+    if ram := _enough_ram(inputs):
         yield ram
     elif not inputs.box.gpus and not inputs.box.ram:
         yield "give the amount of RAM with --ram"
@@ -199,14 +192,13 @@ def _smaller_requests(inputs: PlanInputs) -> Iterator[str]:
 def _largest_that_fits(inputs: PlanInputs) -> Checkpoint | None:
     """Return the largest checkpoint that fits; if none does, the largest unverified one that keeps quality and fits."""
     viable = (rated.checkpoint for rated in viable_candidates(inputs))
-    found = max(viable, key=lambda checkpoint: checkpoint.total_bytes, default=None)
-    if found:
+    if found := max(viable, key=lambda checkpoint: checkpoint.total_bytes, default=None):
         return found
     for checkpoint in sorted(inputs.checkpoints, key=lambda checkpoint: -checkpoint.total_bytes):
-        if checkpoint.unverified and checkpoint.bits_per_weight(inputs.model) >= LEAST_BITS:
-            alone = replace(inputs.with_constraints(checkpoint=checkpoint.name), checkpoints=(checkpoint,))
-            if has_viable(alone):
-                return checkpoint
+        alone = replace(inputs.with_constraints(checkpoint=checkpoint.name), checkpoints=(checkpoint,))
+        keeps_quality = checkpoint.bits_per_weight(inputs.model) >= LEAST_BITS
+        if checkpoint.unverified and keeps_quality and has_viable(alone):
+            return checkpoint
     return None
 
 

@@ -47,41 +47,38 @@ def all_discounts(rated: Candidate) -> tuple[Discount, ...]:
     recipe, parallel, model, checkpoint = rated.recipe, rated.recipe.parallel, rated.inputs.model, rated.checkpoint
     engine, step = registry.engine_traits(recipe.engine), rated.speed.gpu_step
     preferred = min((each for each in registry.all_traits() if not each.offloads_experts), key=lambda each: each.rank)
-    bits = checkpoint.bits_per_weight(model)
-    discounts = []
-    if bits < LEAST_BITS:
-        factor = FEW_BITS ** (1 + LEAST_BITS - bits)
-        discounts.append(Discount(factor, f"{bits:.2f} bits a weight", always=True))
-    if engine.rank > preferred.rank:
-        discounts.append(Discount(TOLERANCE, f"{preferred.title} is the default"))
-    if not engine.is_proven:
-        discounts.append(Discount(FEW_ROWS, f"few have measured {engine.title}"))
-    if not checkpoint.native and not checkpoint.path:
-        discounts.append(format_discount(model, checkpoint))
-    if step and not step.kernel.measured and not rated.speed.measured:
-        discounts.append(Discount(UNMEASURED, f"no published {step.kernel.quant} results on such GPUs"))
-    usual_kv = "fp8" if recipe.runtime.preset else "bf16"
-    if recipe.kv in ROUNDED and recipe.kv != usual_kv:
-        discounts.append(Discount(ROUNDED_CACHE, f"{ROUNDED[recipe.kv]} cache rounds keys and values"))
+    bits, answer_rate = checkpoint.bits_per_weight(model), rated.score / rated.streams
+    quant = "" if step is None or step.kernel.measured or rated.speed.measured else step.kernel.quant
+    is_rounded = recipe.kv in ROUNDED and recipe.kv != ("fp8" if recipe.runtime.preset else "bf16")
+    is_slow = rated.inputs.constraints.goal == "context" and answer_rate < READING_TOK_S
     share = recipe.memory_utilization or 0
     beyond = 0 if recipe.hybrid else share - START_UTILIZATION
-    factor = 1 - PER_HIGHER_UTILIZATION * beyond
-    slow = estimated_slow_rows(rated.deployment)
-    if rated.inputs.constraints.goal == "context" and rated.score < READING_TOK_S * rated.streams:
-        text = f"{rated.score / rated.streams:.1f} tok/s of one answer is slower than reading"
-        discounts.append(Discount(rated.score / rated.streams / READING_TOK_S, text, always=True))
-    settings = (
-        (parallel.dcp > 1, DIVIDED_CACHE, "a cache divided by DCP is less proven"),
-        (parallel.pp > 1, LESS_PLAIN, "pipeline stages add what can go wrong"),
-        (parallel.group_nodes > 1, LESS_PLAIN, "tensor parallelism over nodes depends on the network"),
-        (parallel.ep, LESS_PLAIN, "expert parallelism adds what can go wrong"),
-        (recipe.max_seqs == 1, ONE_SLOT, "it answers one request at a time"),
-        (beyond > 0, factor, f"a memory utilization of {share} leaves less for peaks"),
-        (recipe.speculate, LAST_RESORT, "drafts are tried once it runs"),
-        (recipe.runtime.preset, LAST_RESORT, "the image is a third party's patch"),
+    slow = f"{answer_rate:.1f} tok/s of one answer is slower than reading"
+    rows = (
+        (bits < LEAST_BITS, Discount(FEW_BITS ** (1 + LEAST_BITS - bits), f"{bits:.2f} bits a weight", always=True)),
+        (engine.rank > preferred.rank, Discount(TOLERANCE, f"{preferred.title} is the default")),
+        (not engine.is_proven, Discount(FEW_ROWS, f"few have measured {engine.title}")),
+        (not checkpoint.native and not checkpoint.path, format_discount(model, checkpoint)),
+        (quant, Discount(UNMEASURED, f"no published {quant} results on such GPUs")),
+        (is_rounded, Discount(ROUNDED_CACHE, f"{ROUNDED.get(recipe.kv)} cache rounds keys and values")),
+        (is_slow, Discount(answer_rate / READING_TOK_S, slow, always=True)),
+        *(
+            (True, Discount(row.factor or 1.0, f"reported slower than this: {row.text}", always=True))
+            for row in estimated_slow_rows(rated.deployment)
+        ),
+        (parallel.dcp > 1, Discount(DIVIDED_CACHE, "a cache divided by DCP is less proven")),
+        (parallel.pp > 1, Discount(LESS_PLAIN, "pipeline stages add what can go wrong")),
+        (parallel.group_nodes > 1, Discount(LESS_PLAIN, "tensor parallelism over nodes depends on the network")),
+        (parallel.ep, Discount(LESS_PLAIN, "expert parallelism adds what can go wrong")),
+        (recipe.max_seqs == 1, Discount(ONE_SLOT, "it answers one request at a time")),
+        (
+            beyond > 0,
+            Discount(1 - PER_HIGHER_UTILIZATION * beyond, f"a memory utilization of {share} leaves less for peaks"),
+        ),
+        (recipe.speculate, Discount(LAST_RESORT, "drafts are tried once it runs")),
+        (recipe.runtime.preset, Discount(LAST_RESORT, "the image is a third party's patch")),
     )
-    discounts += [Discount(row.factor or 1.0, f"reported slower than this: {row.text}", always=True) for row in slow]
-    return (*discounts, *(Discount(factor, reason) for applies, factor, reason in settings if applies))
+    return tuple(discount for applies, discount in rows if applies)
 
 
 def format_discount(model: Model, checkpoint: Checkpoint) -> Discount:

@@ -106,6 +106,12 @@ class Candidate:
         return self.streams * answer / (reading + answer * step)
 
 
+def complete_settings(candidate: Candidate) -> Candidate:
+    """The candidate with a share of memory that it fits in, and if there is one, with what it is known to need."""
+    raised = raise_utilization(candidate)
+    return add_needed_settings(raised) if raised.memory.fits else raised
+
+
 def add_needed_settings(candidate: Candidate) -> Candidate:
     """The candidate with the flags, or the smaller share of memory, without which it is known to fail."""
     with_share = not candidate.inputs.constraints.memory_utilization
@@ -174,7 +180,7 @@ def forecast_rows(candidate: Candidate) -> Iterator[Forecast]:
             if streams > 1 and not (held and streams <= (candidate.recipe.max_seqs or streams)):
                 continue
             rate, reading = candidate.speed.decode_tok_s(streams, context), candidate.speed.prefill_s(context)
-            prompt_rate = context / max(reading, 1e-9)
+            prompt_rate = candidate.speed.prefill_tok_s(context)
             low, high = candidate.speed.step_range(streams, context)
             slow, fast = candidate.speed.prompt_range(context)
             yield Forecast(

@@ -143,7 +143,7 @@ class Scheduler:
         return True
 
     def cancel(self, request: SimulatedRequest) -> None:
-        """Remove a request whose client disconnected."""
+        """Remove a request whose client disconnected, or that has to give its cache to others."""
         if request.id in self._running:
             self._leave(request)
         elif request in self.reading:
@@ -297,11 +297,7 @@ class Scheduler:
     def _preempt(self) -> ScheduleSlice:
         """Put the youngest sequence back into the queue, because the cache is full; it will be read again."""
         victim = max((*self._running.values(), *self.reading), key=lambda request: (request.arrival, request.id))
-        if victim.id in self._running:
-            self._leave(victim)
-        else:
-            self.reading.remove(victim)
-            self.held_tokens -= victim.tokens_read
+        self.cancel(victim)
         victim.tokens_read = 0
         victim.preemptions += 1
         self.preemptions += 1

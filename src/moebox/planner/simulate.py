@@ -190,10 +190,6 @@ class SimulationResult:
     def output_tok_s(self) -> float:
         return self.output_tokens / self.duration_s if self.duration_s else 0.0
 
-    @property
-    def total_tok_s(self) -> float:
-        return (self.input_tokens + self.output_tokens) / self.duration_s if self.duration_s else 0.0
-
 
 def scheduler_rules(recipe: Recipe, kv_tokens: int, speed: Speed, memory: Memory | None = None) -> SchedulerRules:
     """Return how the recipe's engine schedules; `speed` knows the GPUs, on which its defaults depend."""

@@ -43,12 +43,13 @@ def known_issues(deployment: Deployment) -> tuple[PlanWarning, ...]:
 def symptom_issues(deployment: Deployment, version: str, cited: set[str]) -> Iterator[PlanWarning]:
     """Yield known symptoms of engine, version, model and GPU, without those whose source is cited already."""
     recipe = deployment.recipe
-    symptoms: dict[str, symptom.Symptom] = {}
-    for sm in [gpu.sm for gpu in deployment.gpu_kinds] or [""]:
-        predicted = symptom.predicted_symptoms(
+    symptoms = {
+        each.id: each
+        for sm in [gpu.sm for gpu in deployment.gpu_kinds] or [""]
+        for each in symptom.predicted_symptoms(
             engine=recipe.engine, version=version, sm=sm, model=deployment.model.name, recipe=recipe
         )
-        symptoms |= {each.id: each for each in predicted}
+    }
     for each in symptoms.values():
         if cited.isdisjoint(LINK.findall(each.source)):
             remedy, change = choose_remedy(recipe, remedy=each.remedy, change=each.change, area=each.area)
@@ -79,8 +80,14 @@ def budget_warnings(deployment: Deployment, memory: Memory, concurrency: int) ->
     """Return warnings about a short cache, unknown RAM, mixed GPUs, and programs that hold GPU memory."""
     recipe, box = deployment.recipe, deployment.required_box
     warnings = short_cache_warnings(deployment, memory, concurrency, recipe.context)
-    if recipe.hybrid and not box.has_unified_memory:
-        warnings += unknown_ram_warnings(deployment)
+    known_rate = box.ram_rate or any(found.applies_to(*deployment.facts) for found in box.calibrations)
+    if recipe.hybrid and not box.has_unified_memory and not box.ram:
+        text = "the amount of RAM is unknown: only weights that fit on the GPUs alone were considered"
+        warnings.append(PlanWarning(text=text, remedy="--ram, e.g. 768GiB"))
+    elif recipe.hybrid and not box.has_unified_memory and not known_rate:
+        text = "the RAM's bandwidth is unknown: the forecast assumes one, and its range covers all that is sold"
+        remedy = "--ram-bandwidth, e.g. 614GB/s for twelve DDR5-6400 channels"
+        warnings.append(PlanWarning(text=text, remedy=remedy))
     used = {box.all_gpus[index].name for index in recipe.used_gpus(box)}
     if not deployment.engine.offloads_experts and len(used) > 1:
         text = "GPUs of different kinds in one group: the smallest and slowest decides"
@@ -89,19 +96,6 @@ def budget_warnings(deployment: Deployment, memory: Memory, concurrency: int) ->
         text = "MIG slices cannot communicate with each other: tensor parallelism over them does not start"
         warnings.append(PlanWarning(text=text, remedy="nvidia-smi -mig 0, or one slice alone"))
     return (*warnings, *_memory_holders(box))
-
-
-def unknown_ram_warnings(deployment: Deployment) -> list[PlanWarning]:
-    """Warn if the amount of RAM is unknown, or its bandwidth and no calibration timed the engine here."""
-    box = deployment.required_box
-    if not box.ram:
-        text = "the amount of RAM is unknown: only weights that fit on the GPUs alone were considered"
-        return [PlanWarning(text=text, remedy="--ram, e.g. 768GiB")]
-    if not box.ram_rate and not any(found.applies_to(*deployment.facts) for found in box.calibrations):
-        text = "the RAM's bandwidth is unknown: the forecast assumes one, and its range covers all that is sold"
-        remedy = "--ram-bandwidth, e.g. 614GB/s for twelve DDR5-6400 channels"
-        return [PlanWarning(text=text, remedy=remedy)]
-    return []
 
 
 def socket_warnings(deployment: Deployment) -> tuple[PlanWarning, ...]:
@@ -126,20 +120,17 @@ def socket_warnings(deployment: Deployment) -> tuple[PlanWarning, ...]:
 def _memory_holders(box: Box) -> Iterator[PlanWarning]:
     """Yield engines of moebox and other programs that hold GPU memory now."""
     held_by_engine: Counter[str] = Counter()
-    other_programs = set()
-    for gpu in box.gpus:
-        for process in gpu.holders:
-            if process.instance:
-                held_by_engine[process.instance] += process.bytes
-            else:
-                other_programs.add(f"pid {process.pid} ({process.name or 'another user'})")
+    holders = [process for gpu in box.gpus for process in gpu.holders]
+    for process in holders:
+        held_by_engine[process.instance] += process.bytes
+    others = {f"pid {each.pid} ({each.name or 'another user'})" for each in holders if not each.instance}
+    del held_by_engine[""]  # not of moebox
     for name, size in held_by_engine.items():
         text = f"{name}, started by moebox, holds {format_gb(size)}: counted as free, because it can be stopped first"
         yield PlanWarning(text=text, remedy=f"moebox down {name}", severity="note")
     held = [size for size in map(bytes_held_by_others, box.gpus) if size > IGNORED_BYTES]
     if held:
-        programs, verb = sorted(other_programs), "holds" if len(other_programs) == 1 else "hold"
-        names = ", ".join(programs[:4]) or "other programs"
+        names, verb = ", ".join(sorted(others)[:4]) or "other programs", "holds" if len(others) == 1 else "hold"
         text = f"{names} {verb} up to {format_gb(max(held))} on {plural(len(held), 'GPU')}"
         remedy = "stop them, or keep the lower memory utilization as planned"
         yield PlanWarning(text=text, remedy=remedy)

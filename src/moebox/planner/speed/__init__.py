@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from moebox.core import catalogue
+from moebox.core.calibration import EAGER_FLAGS
 from moebox.core.deployment import Deployment
 from moebox.core.plan import ArithmeticLine
 from moebox.core.support_matrix import candidate_rows
@@ -20,7 +21,7 @@ from moebox.planner.speed import constants as tables
 from moebox.planner.speed.acceptance import draft_with_acceptance
 from moebox.planner.speed.attention import find_backends
 from moebox.planner.speed.explain import explain_measured_step, explain_step
-from moebox.planner.speed.host import AssumedRam, HybridStep, assumed_ram, make_hybrid_step
+from moebox.planner.speed.host import ASSUMED_RAM, HybridStep, make_hybrid_step, ram_factors
 from moebox.planner.speed.links import make_fabric
 from moebox.planner.speed.measured import RANGE_SIGMAS, MeasuredSpeed, find_measured_speed
 from moebox.planner.speed.ranges import RANGE_KINDS, HostRange, RangeKind, find_range, range_label
@@ -31,7 +32,6 @@ from moebox.sizing.rank import rank_work
 DEFAULT_CHUNK = 8192  # prompt tokens per step
 # A timed prompt holds what a request costs, but a request that is sent when another ends still misses the next step.
 ARRIVAL_S = 1e-4
-EAGER_FLAGS = ("enforce-eager", "disable-cuda-graph")
 # Of a CPU without GPUs, which also computes attention (standard deviation of the logarithm): there are no published
 # rows, and the rehearsal model ran at a quarter of its forecast on one of two machines, at the forecast on the other.
 CPU_ONLY_SPREAD = 1.0
@@ -54,8 +54,7 @@ class Speed:
     unified_spread: float = 0.0  # on memory shared with the CPU, of which few results are published
     unknown_spread: float = 0.0  # of an architecture or GPU that is known only by its bytes
     unknown_text: str = ""  # the architecture, GPU or engine version that no table has
-    assumed_ram: AssumedRam | None = None  # if the RAM's bandwidth is unknown
-    steps_away: int = 0  # from the nearest measured engine and generation
+    ram_factors: Mapping[RangeKind, tuple[float, float]] = field(default_factory=dict)  # if its bandwidth is unknown
     request_s: float = 0.01  # HTTP, tokenizer and scheduling of a request before its first step
     intake_s: float = 0.001  # between two requests that arrive together
     text_s: float = 0.0  # more for a prompt that is text, and
@@ -64,6 +63,12 @@ class Speed:
     # Of the fitted speed, by measured reports in the support matrix, from that many streams on.
     known_shares: dict[int, float] = field(default_factory=dict)
     measured: MeasuredSpeed | None = None  # steps timed on this box, which replace the fitted ones
+
+    @property
+    def step(self) -> GpuStep | HybridStep:
+        found = self.gpu_step or self.hybrid_step
+        assert found is not None
+        return found
 
     @property
     def calibration_text(self) -> str:
@@ -79,9 +84,7 @@ class Speed:
         if found is None:
             return replace(speed, known_shares=_reported_shares(deployment))
         decode, prefill = found.decode_spread, found.prefill_spread
-        return replace(
-            speed, measured=found, decode_spread=decode, prefill_spread=prefill, steps_away=0, request_s=ARRIVAL_S
-        )
+        return replace(speed, measured=found, decode_spread=decode, prefill_spread=prefill, request_s=ARRIVAL_S)
 
     @classmethod
     def from_published_rows(cls, deployment: Deployment) -> "Speed":
@@ -146,7 +149,6 @@ class Speed:
             prefill_spread=row.prefill_spread * wider,
             host_spread=tables.spread_between_hosts(row, away),
             host_ranges={} if gpu.unified or unknown else ranges,
-            steps_away=away,
             unified_spread=unified.spread * gpu.unified,
             unknown_spread=unknown_spread,
             unknown_text=unknown_text,
@@ -169,18 +171,14 @@ class Speed:
             host_spread=tables.spread_between_hosts(host, 0),
             cpu_only_spread=0.0 if box.gpus else CPU_ONLY_SPREAD,
             unified_spread=unified.spread_sharing * box.has_unified_memory,
-            assumed_ram=assumed_ram(box, hybrid_step),
+            ram_factors=ram_factors(box, hybrid_step),
         )
 
     def step_parts(self, batch: float, context: float, fresh: float = 0, past: float = 0, prompts: int = 1) -> Parts:
         """Seconds by part of a step that decodes `batch` sequences at `context` and reads `fresh` prompt tokens."""
         if self.measured:
             return {"measured": self.measured.step_s(batch, context, fresh, past)}
-        if self.gpu_step:
-            parts = self.gpu_step.step_parts(batch, context, fresh, past, prompts)
-        else:
-            assert self.hybrid_step is not None
-            parts = self.hybrid_step.step_parts(batch, context, fresh, past)
+        parts = self.step.step_parts(batch, context, fresh, past, prompts)
         if (share := self.known_share(batch)) < 1:
             parts = parts | {"reported slowdown": sum(parts.values()) * (1 / share - 1)}
         return parts
@@ -261,12 +259,8 @@ class Speed:
             return 1 / factor, factor
         others = (self.host_spread, self.unified_spread, self.cpu_only_spread, self.unknown_spread)
         low, high = _factors(math.hypot(spread, *others))
-        slower, faster = self._assumed_factors(kind)
+        slower, faster = self.ram_factors.get(kind, (1.0, 1.0))
         return low * slower, high * faster
-
-    def _assumed_factors(self, kind: RangeKind) -> tuple[float, float]:
-        ram = self.assumed_ram
-        return (1.0, 1.0) if ram is None else ram.prompts if kind == "prompt" else ram.decode
 
     def basis_text(self, kind: RangeKind = "decode") -> str:
         """What the range of a kind of result is based on."""
@@ -278,25 +272,22 @@ class Speed:
             return self.host_ranges[kind].text
         if self.cpu_only_spread:
             return "no published results of a CPU without a GPU"
-        if self.assumed_ram and self._assumed_factors(kind) != (1.0, 1.0):
-            return self.assumed_ram.text
+        if self.ram_factors.get(kind, (1.0, 1.0)) != (1.0, 1.0):
+            return ASSUMED_RAM
         if self.unified_spread:
             return "few results are published for memory shared with the CPU, and they differ"
         return "80% of results on other hosts"
 
     def range_text(self, kind: RangeKind) -> str:
         """The range of a kind of result as changes of the forecast, with its basis."""
-        low, high = self.range_factors(kind)
-        basis = self.basis_text(kind)
+        (low, high), basis = self.range_factors(kind), self.basis_text(kind)
         return f"{low - 1:+.0%} to {high - 1:+.0%}" + (f" ({basis})" if basis else "")
 
     def explain_lines(self, batch: int, context: int) -> tuple[ArithmeticLine, ...]:
         """The arithmetic of a decode step, line by line."""
         if self.measured:
             return explain_measured_step(self.measured, batch, context, self.decode_range)
-        step, gain = self.gpu_step or self.hybrid_step, self.tokens_per_step
-        assert step is not None
-        lines = explain_step(step, batch, context, gain, self.decode_range, self.basis_text())
+        lines = explain_step(self.step, batch, context, self.tokens_per_step, self.decode_range, self.basis_text())
         if (share := self.known_share(batch)) == 1:
             return lines
         slow = ArithmeticLine(

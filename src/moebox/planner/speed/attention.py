@@ -42,16 +42,6 @@ class AttentionBackend:
     index_ns: float = 0.0
     source: str = ""
 
-    def least_read_s(self, kind: LayerKind, entries: float) -> float:
-        """Seconds that one sequence takes even if the GPU has nothing else to do."""
-        width = (kind.head_dim + kind.value_dim) / 2 if isinstance(kind, Gqa) else 0
-        return entries * self.stream_ns * 1e-9 * width / HEAD_DIM
-
-    def select_s(self, kind: LayerKind, context: float) -> float:
-        """Seconds of a layer's own token selector."""
-        own = kind.indexer is not None and not kind.indexer.shared
-        return (self.index_us * 1e-6 + context * self.index_ns * 1e-9) if own else 0.0
-
 
 UNKNOWN = AttentionBackend(name="", kind="gqa", generations=())
 

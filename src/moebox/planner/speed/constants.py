@@ -219,19 +219,17 @@ def clear_caches() -> None:
 
 def find_efficiency(engine: EngineName, preset: str, generation: str, sm: str = "") -> tuple[Efficiency, int]:
     """Return the constants of an engine on a generation, and how many steps away the row is."""
-    best: tuple[tuple[object, ...], int, Efficiency] | None = None
     near = NEAREST.get(generation, ("blackwell-rtx",))
-    for row in catalogue.table_rows(Efficiency, "efficiency", "engine"):
-        if row.generation not in near or (row.preset and row.preset != preset) or row.sm not in ("", sm):
-            continue
+
+    def distance(row: Efficiency) -> tuple[int, ...]:
         # Another engine on the same GPU is a better neighbour than the same engine on another GPU.
         steps = (near.index(row.generation), row.engine != engine, row.preset != preset)
-        away = sum(steps) + (generation not in NEAREST)
-        rank = (away, *steps, not row.sm)
-        if best is None or rank < best[0]:
-            best = rank, away, row
-    assert best is not None, f"efficiency.toml has no row near {generation}"
-    return convert_row(best[2], engine, near), best[1]
+        return (sum(steps), *steps, not row.sm)
+
+    every = catalogue.table_rows(Efficiency, "efficiency", "engine")
+    usable = [row for row in every if row.generation in near and row.preset in ("", preset) and row.sm in ("", sm)]
+    nearest = min(usable, key=distance)
+    return convert_row(nearest, engine, near), distance(nearest)[0] + (generation not in NEAREST)
 
 
 def convert_row(row: Efficiency, engine: EngineName, near: tuple[str, ...]) -> Efficiency:
@@ -248,9 +246,8 @@ def convert_row(row: Efficiency, engine: EngineName, near: tuple[str, ...]) -> E
     if shared is None:
         return row
     here, there = own[shared], others[shared]
-    host = {
-        name: getattr(here, name) for name in ("piecewise_us", "eager_us", "prompt_us", "step_us", "token_us", "link")
-    }
+    names = ("piecewise_us", "eager_us", "prompt_us", "step_us", "token_us", "link")
+    host = {name: getattr(here, name) for name in names}
     return replace(row, layer_us=row.layer_us * here.layer_us / there.layer_us, **host)
 
 

@@ -13,29 +13,19 @@ def explain_step(
     step: GpuStep | HybridStep, batch: int, context: int, gain: float, factors: tuple[float, float], basis: str
 ) -> tuple[ArithmeticLine, ...]:
     """Return every part of a step with its formula and source, then the sum and the rate with its range."""
-    if isinstance(step, GpuStep):
-        parts, formulas = step.step_parts(batch, context), _gpu_formulas(step, batch, context)
-    else:
-        parts, formulas = step.decode_parts(batch, context), _hybrid_formulas(step, batch, context)
-    lines = []
-    for name, seconds in parts.items():
-        formula, source = formulas.get(name, ("", ""))
-        lines.append(ArithmeticLine(what=name, formula=formula, value=seconds * 1e3, unit="ms", source=source))
+    parts = step.step_parts(batch, context)
+    formulas = (
+        _gpu_formulas(step, batch, context) if isinstance(step, GpuStep) else _hybrid_formulas(step, batch, context)
+    )
     total = sum(parts.values())
     rate, (low, high) = batch * gain / total, factors
-    decode = f"{batch} × {gain:.2f} tokens / step"
-    return (
-        *lines,
-        ArithmeticLine(what="step", formula="sum of the above", value=total * 1e3, unit="ms"),
-        ArithmeticLine(what="decode", formula=decode, value=rate, unit="tok/s"),
-        ArithmeticLine(
-            what="range",
-            formula=f"× {low:.2f} … × {high:.2f}; {basis}",
-            value=rate * low,
-            unit="tok/s",
-            source=f"to {rate * high:,.1f} tok/s",
-        ),
-    )
+    rows = [(name, *formulas.get(name, ("", "")), seconds * 1e3, "ms") for name, seconds in parts.items()]
+    rows += [
+        ("step", "sum of the above", "", total * 1e3, "ms"),
+        ("decode", f"{batch} × {gain:.2f} tokens / step", "", rate, "tok/s"),
+        ("range", f"× {low:.2f} … × {high:.2f}; {basis}", f"to {rate * high:,.1f} tok/s", rate * low, "tok/s"),
+    ]
+    return _make_lines(*rows)
 
 
 def explain_measured_step(
@@ -43,11 +33,18 @@ def explain_measured_step(
 ) -> tuple[ArithmeticLine, ...]:
     """Return the lines of a step that was timed on the box: the depths it comes from, then the rate."""
     seconds, (low, high) = measured.step_s(batch, context), factors
-    rate, source = batch / seconds, measured.calibration.id
-    return (
-        ArithmeticLine(what="step", formula=measured.text, value=seconds * 1e3, unit="ms", source=source),
-        ArithmeticLine(what="decode", formula=f"{batch} tokens / step", value=rate, unit="tok/s"),
-        ArithmeticLine(what="range", formula=f"× {low:.2f} … × {high:.2f}", value=rate * low, unit="tok/s"),
+    rate = batch / seconds
+    return _make_lines(
+        ("step", measured.text, measured.calibration.id, seconds * 1e3, "ms"),
+        ("decode", f"{batch} tokens / step", "", rate, "tok/s"),
+        ("range", f"× {low:.2f} … × {high:.2f}", "", rate * low, "tok/s"),
+    )
+
+
+def _make_lines(*rows: tuple[str, str, str, float, str]) -> tuple[ArithmeticLine, ...]:
+    return tuple(
+        ArithmeticLine(what=what, formula=formula, value=value, unit=unit, source=source)
+        for what, formula, source, value, unit in rows
     )
 
 

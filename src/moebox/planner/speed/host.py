@@ -12,6 +12,8 @@ from moebox.core.recipe import Parallel, Recipe
 from moebox.engines.engine import load_engine
 from moebox.planner.speed.constants import HostEfficiency, find_cpu
 from moebox.planner.speed.links import network_rate, pcie_rate
+from moebox.planner.speed.ranges import RangeKind
+from moebox.planner.speed.step import Parts
 from moebox.sizing.kv import keeps_all_heads
 from moebox.sizing.rank import RankWork, rank_work
 from moebox.units import format_rate
@@ -22,6 +24,9 @@ CORES = 16
 # Two channels of DDR4-3200, and twelve of MRDIMM-8800: the range that one socket is sold with (JEDEC rates × 8 bytes a
 # channel).
 SLOWEST_RAM, FASTEST_RAM = 51.2e9, 844.8e9
+ASSUMED_RAM = "RAM at {} is assumed: the range covers {} to {}".format(
+    *map(format_rate, (RAM, SLOWEST_RAM, FASTEST_RAM))
+)
 RANGE_PROMPT = 4096  # tokens of the prompt that gives the range of prompt rates
 # By ggml-rpc.cpp (November 2026) a server is sent, for every token of a step, the activations (f32) and the attention
 # mask over the cache (f16), without waiting for a reply; then the graph, unless it is that of the previous step. The
@@ -95,11 +100,6 @@ class HybridStep:
         return min(self.memory_rate, self.unpack_rate)
 
     @property
-    def is_thread_bound(self) -> bool:
-        """True if threads, not RAM bandwidth, limit experts in RAM."""
-        return self.layers_in_ram > 0 and self.memory_rate > self.unpack_rate
-
-    @property
     def gpu_rate(self) -> float:
         """Bytes/s of weights and cache on the GPUs, one token at a time; the CPU's without a GPU."""
         return self.gpu.bandwidth * self.constants.gpu_bw * self.ranks if self.gpu else self.ram_rate
@@ -109,7 +109,7 @@ class HybridStep:
         """Operations/s of one core in attention without a GPU."""
         return self.constants.core_attention or self.core_flops
 
-    def step_parts(self, batch: float, context: float, fresh: float, past: float) -> dict[str, float]:
+    def step_parts(self, batch: float, context: float, fresh: float = 0, past: float = 0, prompts: int = 1) -> Parts:
         """Seconds by part of a step that decodes `batch` sequences at `context` and reads `fresh` prompt tokens."""
         parts = self.decode_parts(batch, context) if batch else {}
         if fresh:
@@ -117,7 +117,7 @@ class HybridStep:
                 parts[name] = parts.get(name, 0.0) + seconds
         return parts
 
-    def decode_parts(self, batch: float, context: float) -> dict[str, float]:
+    def decode_parts(self, batch: float, context: float) -> Parts:
         """Seconds by part of one step of `batch` sequences at `context`."""
         c, model, rank = self.constants, self.model, self.rank
         activated = rank.distinct_experts(batch) * rank.expert_bytes
@@ -148,7 +148,7 @@ class HybridStep:
         """Seconds of weights on the CPU: reading, unpacking or multiplying, whichever takes longest."""
         return max(read / self.memory_rate, unpacked / self.unpack_rate, flops / (self.threads * self.core_flops))
 
-    def prefill_parts(self, tokens: float, past: float) -> dict[str, float]:
+    def prefill_parts(self, tokens: float, past: float) -> Parts:
         """Seconds by part of one micro-batch of a prompt that has `past` tokens before it."""
         c, model, rank = self.constants, self.model, self.rank
         flops = tokens * (2.0 * model.expert_parameters * model.experts_used)
@@ -159,7 +159,9 @@ class HybridStep:
         else:
             weight_flops = self.gpu.bf16 * c.prompt_flops * self.ranks
             attention_flops = self.gpu.bf16 * (c.prompt_attention or c.prompt_flops) * self.ranks
-        if self.gpu and self.copies_experts(tokens):
+        # The engine copies experts to the GPU for a micro-batch of at least this size.
+        least = c.upload_tokens * (model.moe.experts / model.moe.used if model.moe and c.upload_each else 1)
+        if self.gpu and model.moe and self.layers_in_ram and tokens >= least:
             links = pcie_rate(self.gpu) * c.upload * self.ranks  # all links together, fed from one RAM
             copy_rate = 1 / (1 / links + 1 / self.host_copy) if self.host_copy else links
             parts = {
@@ -176,14 +178,6 @@ class HybridStep:
             "network": self.hops.step_seconds(tokens, past + tokens, prompt=True) if self.hops else 0.0,
         }
         return {name: seconds for name, seconds in parts.items() if seconds}
-
-    def copies_experts(self, tokens: float) -> bool:
-        """True if the engine copies experts to the GPU for a micro-batch of this size."""
-        moe = self.model.moe
-        if self.gpu is None or not moe or not self.layers_in_ram:
-            return False
-        per_expert = moe.experts / moe.used if self.constants.upload_each else 1
-        return tokens >= self.constants.upload_tokens * per_expert
 
     def _attention_flops(self, context: float, *, prompt: bool) -> float:
         """Operations of one query at `context`, all layers.
@@ -202,33 +196,22 @@ class HybridStep:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AssumedRam:
-    """How much slower and faster it may be because the RAM's bandwidth is assumed."""
-
-    decode: tuple[float, float]
-    prompts: tuple[float, float]
-    text: str = "RAM at {} is assumed: the range covers {} to {}".format(
-        *map(format_rate, (RAM, SLOWEST_RAM, FASTEST_RAM))
-    )
-
-
-def assumed_ram(box: Box, step: HybridStep) -> AssumedRam | None:
-    """Return the range for an unknown RAM bandwidth; None if it is known, or nothing runs from RAM."""
+def ram_factors(box: Box, step: HybridStep) -> dict[RangeKind, tuple[float, float]]:
+    """Return how much slower and faster it may be for an unknown RAM bandwidth; {} if it does not matter."""
     if box.ram_rate or box.has_unified_memory or not (step.layers_in_ram or not box.gpus):
-        return None
+        return {}
     slow, middle, fast = (
         replace(step, memory_rate=step.memory_rate * times, host_copy=step.host_copy * times)
         for times in (SLOWEST_RAM / RAM, 1.0, FASTEST_RAM / RAM)
     )
 
-    def factors(seconds: Callable[[HybridStep], dict[str, float]]) -> tuple[float, float]:
+    def factors(seconds: Callable[[HybridStep], Parts]) -> tuple[float, float]:
         total = sum(seconds(middle).values())
         return total / sum(seconds(slow).values()), total / sum(seconds(fast).values())
 
     prompt = min(step.ubatch, RANGE_PROMPT)
     decode = factors(lambda each: each.decode_parts(1, 1024))
-    return AssumedRam(decode=decode, prompts=factors(lambda each: each.prefill_parts(prompt, 0)))
+    return {"decode": decode, "serving": decode, "prompt": factors(lambda each: each.prefill_parts(prompt, 0))}
 
 
 def make_hybrid_step(

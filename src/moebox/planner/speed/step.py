@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from moebox.core.box import Gpu
 from moebox.core.layers import Compressed, Gqa, LayerKind, Linear, Mamba, Mla
-from moebox.planner.speed.attention import UNKNOWN, AttentionBackend, AttentionKind, attention_kind
+from moebox.planner.speed.attention import HEAD_DIM, UNKNOWN, AttentionBackend, AttentionKind, attention_kind
 from moebox.planner.speed.constants import DraftCost, Efficiency, ExpertKernel, Overhead, kernel_counts
 from moebox.planner.speed.links import Fabric
 from moebox.sizing.rank import RankLayers, RankWork
@@ -57,8 +57,11 @@ class GpuStep:
         small_kernels = math.hypot(self.kernel_layers * layer_us * 1e-6, dense) - dense
         # Under data parallelism the experts of all groups work on the tokens of all groups.
         experts = expert_kernel_seconds(rank, self.gpu, self.kernel, tokens * rank.dp, share=self.constants.experts)
+        # Scheduling, sampling and output, once per step, for each sequence and for each token of a prompt.
+        sequence_us = self.overhead.sequence_us if self.overhead else 0.0
+        host_us = self.constants.step_us + sequence_us * batch + self.constants.token_us * fresh
         parts = {
-            "host": self.host_seconds(batch, fresh),
+            "host": host_us * self.host_factor * 1e-6,
             "small kernels": small_kernels,
             "dense weights": dense,
             "experts": experts,
@@ -87,12 +90,6 @@ class GpuStep:
         """Share of a step that stages lose by waiting: none with one sequence, all once each stage has one."""
         others = self.rank.pp - 1
         return STAGE_LOSS * others * min(max(batch / self.rank.dp - 1, 0.0) / others, 1.0) if others else 0.0
-
-    def host_seconds(self, batch: float, fresh: float) -> float:
-        """Scheduling, sampling and output, once per step, for each sequence and for each token of a prompt."""
-        sequence_us = self.overhead.sequence_us if self.overhead else 0.0
-        total_us = self.constants.step_us + sequence_us * batch + self.constants.token_us * fresh
-        return total_us * self.host_factor * 1e-6
 
     @property
     def kernel_layers(self) -> float:
@@ -152,8 +149,12 @@ class GpuStep:
         moved = reads * (local * layers.entry_bytes + context * layers.index_bytes)
         moved += 2 * batch * layers.state_bytes  # read and written
         read = moved / (self.gpu.bandwidth * (backend.bandwidth or c.attention_bw))
-        read = max(read, backend.least_read_s(kind, local))
-        selecting = queries * kind.index_flops(context) / (self.gpu.bf16 * c.gemm) + backend.select_s(kind, context)
+        if isinstance(kind, Gqa):  # what one sequence takes even if the GPU has nothing else to do
+            width = (kind.head_dim + kind.value_dim) / 2
+            read = max(read, local * backend.stream_ns * 1e-9 * width / HEAD_DIM)
+        selecting = queries * kind.index_flops(context) / (self.gpu.bf16 * c.gemm)
+        if kind.indexer and not kind.indexer.shared:  # the layer's own token selector
+            selecting += backend.index_us * 1e-6 + context * backend.index_ns * 1e-9
         if not kind.shared_cache:
             return read + selecting  # a group of heads shares each key: reading dominates
         # Joint queries: the heads of all draft tokens of a sequence share one tile, and each tile reads the cache.
