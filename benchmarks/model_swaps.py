@@ -15,10 +15,10 @@ import httpx2
 from tests.embedded import phantom_recipe
 
 from moebox.checkpoint import deploy
-from moebox.flows.model_proxy import ModelProxy
-from moebox.flows.model_switch import ModelSwitch
-from moebox.flows.models_file import ModelEntry, ModelsFile
 from moebox.store import Run
+from moebox_fleet.model_proxy import ModelProxy
+from moebox_fleet.model_switch import ModelSwitch
+from moebox_fleet.models_file import ModelEntry, ModelsFile
 
 
 async def swap_models(swaps: int, place: Path) -> None:

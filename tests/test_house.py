@@ -50,7 +50,7 @@ def test_the_code_keeps_its_limits(house: ModuleType) -> None:
     assert figures.untyped <= 45
 
 
-@pytest.mark.parametrize(("plugin", "lines"), [("moebox_kernels", 3_520), ("moebox_fleet", 2_720)])
+@pytest.mark.parametrize(("plugin", "lines"), [("moebox_kernels", 3_520), ("moebox_fleet", 3_560)])
 def test_the_plug_ins_keep_the_same_limits(house: ModuleType, plugin: str, lines: int) -> None:
     """What is in the wheel beside moebox reads as moebox does."""
     figures = house.measure(of=plugin)

@@ -27,8 +27,8 @@ from moebox import codec
 from moebox.core.recipe import Recipe
 from moebox.core.traits import LAST_PORT
 from moebox.errors import BadInput, refuse_if, refuse_out_of_range
-from moebox.flows.models_file import NAME, KeyLimits, check_users
 from moebox_fleet.cost import Prices
+from moebox_fleet.models_file import NAME, KeyLimits, check_users
 from moebox_fleet.route import Policy
 from moebox_fleet.users import UserWorkload
 

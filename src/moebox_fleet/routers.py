@@ -9,9 +9,9 @@ from moebox import yaml_text as yaml
 from moebox.core import catalogue
 from moebox.engines.assemble import LOOPBACK
 from moebox.errors import BadInput, Unsupported, refuse_if
-from moebox.flows.models_file import STARTUP_S
 from moebox.loose import Document, get_object
 from moebox_fleet.file import RouterKind, RouterSettings
+from moebox_fleet.models_file import STARTUP_S
 from moebox_fleet.route import BALANCE_ABSOLUTE, BALANCE_RELATIVE, Policy
 
 # A dead member is detected at once by failing requests; these are for an idle one, and for one that is back.

@@ -16,10 +16,10 @@ import yaml
 
 from moebox.checkpoint import deploy
 from moebox.core.recipe import Recipe
-from moebox.flows.models_file import ModelEntry, ModelsFile, llama_swap_config
 from moebox.flows.recipes import load_recipe
 from moebox.render import render_files
 from moebox_fleet.file import KeyLimits
+from moebox_fleet.models_file import ModelEntry, ModelsFile, llama_swap_config
 from tests.serve import schemas as hand_written
 
 pytestmark = pytest.mark.engine

@@ -1,31 +1,24 @@
-"""`moebox twin` and `moebox switch`: a simulated endpoint of another box; several models behind one address."""
+"""`moebox twin`: a simulated endpoint of another box."""
 
 import os
 import socket
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from moebox.checkpoint import deploy
 from moebox.cli import flags
-from moebox.cli.display import make_table
-from moebox.cli.flags import AsJson, Settings, Switch
+from moebox.cli.flags import AsJson, Settings
 from moebox.cli.forecast_target import find_target, refuse_without_cache
-from moebox.cli.output import print_lines, print_note, print_parts, print_result
-from moebox.core.deployment import Deployment
+from moebox.cli.output import print_note, print_result
 from moebox.core.setting import split_settings
 from moebox.core.traits import LAST_PORT
 from moebox.core.workload_file import WorkloadFile
 from moebox.errors import ExternalError, refuse_if, refuse_out_of_range
-from moebox.flows import recipes
-from moebox.planner.kv_tiers import RATE_RANGE, cache_tiers
+from moebox.planner.kv_tiers import cache_tiers
 from moebox.planner.simulate import scheduler_rules
 from moebox.serve.state import TWIN_KEY, keep_key, make_key
-from moebox.store import Run
 from moebox.stream import run_to_end
-from moebox.units import format_gib, format_seconds
 
 
 def twin(
@@ -114,52 +107,3 @@ async def serve_app(app: Any, listening: socket.socket, *, grace_s: int) -> None
 
     config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=grace_s)
     await uvicorn.Server(config).serve(sockets=[listening])
-
-
-WAYS = {"no": "stopped", "1": "asleep, weights in RAM", "2": "asleep, weights dropped"}
-
-
-def switch(file: Path, *, dry_run: Switch = False) -> int:
-    """Serve several models at one address: each is started, put to sleep, resumed or stopped as requests ask for it.
-
-    Models that fit together serve together; the others take turns. A request waits for its model, or gets 503 with
-    Retry-After after `wait_s`; it is never answered by another model. docs/living.md describes the file.
-
-    Args:
-        file: The models file: `[models.NAME]` with recipe, preload, ttl_s and sleep; `[users.NAME]` with key_env,
-            parallel and tokens_per_minute.
-        dry_run: Print what fits together, the forecast of each swap, and llama-swap's configuration; start nothing.
-    """
-    from moebox.flows.model_proxy import ModelProxy
-    from moebox.flows.model_switch import ModelSwitch, plan_models
-    from moebox.flows.models_file import largest_sets, llama_swap_config, read_models
-
-    found = read_models(file)
-    deployments: dict[str, Deployment] = {}
-    for name, entry in found.models.items():
-        beside = file.parent / entry.recipe
-        recipe = recipes.load_recipe(str(beside) if beside.exists() else entry.recipe)
-        deployments[name] = deploy(recipe, recipes.planned_box(recipe.planned_for))
-    needs, room = plan_models(found, deployments)
-    sets, rows = largest_sets(needs, room), []
-    for name, need in needs.items():
-        awake = need.awake or {}
-        gpu = max((size for device, size in awake.items() if device != "ram"), default=0)
-        ram = awake.get("ram", 0) if need.sleep == "no" else need.asleep.get("ram", 0)
-        seconds = need.start_s if need.sleep == "no" else need.resume_s
-        low, high = (format_seconds(seconds / share) for share in reversed(RATE_RANGE))
-        sizes = (format_gib(size) if size else "–" for size in (gpu, ram))
-        rows.append((name, *sizes, WAYS[need.sleep], f"{low} to {high}" if seconds else "unknown"))
-    print_parts(make_table(("model", "each GPU", "RAM", "put away", "back in"), rows))
-    names = [*map(" + ".join, sets)]
-    print_lines([f"together: {'; '.join(names)}" if len(names) > 1 else f"all fit together: {names[0]}"])
-    if dry_run:
-        print_lines(["", llama_swap_config(found, deployments, sets)])
-        return 0
-    listening, run = bind_socket(found.port, found.host), Run.create(found.name)
-
-    address = f"http://{found.host}:{listening.getsockname()[1]}/v1"
-    print_note(f"{address} serves {', '.join(found.models)}; run {run.path}; Ctrl-C stops all")
-    app = ModelProxy(ModelSwitch(found, deployments, run, report=print_note)).build_app()
-    run_to_end(serve_app(app, listening, grace_s=5))
-    return 0

@@ -99,7 +99,7 @@ class CheckSession(ServerSession):
             if question.tools and not self.offered_tools:
                 # One tool for a city, several of which may be asked about at once, and one that takes a number
                 city = rng.choice([tool for tool in TOOLS if set(tool.params) == {"city"}])
-                numbers = [tool for tool in TOOLS if any(kind == "integer" for kind, _ in tool.params.values())]
+                numbers = [tool for tool in TOOLS if any(each["type"] == "integer" for each in tool.params.values())]
                 number = rng.choice(sorted(numbers, key=lambda tool: len(tool.params))[:FEW_TOOLS])
                 self.offered_tools = tuple(tool.schema() for tool in rng.sample([city, number], 2))
             if all(tool in self.offered_tools for tool in question.tools):

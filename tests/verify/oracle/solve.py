@@ -76,11 +76,11 @@ def _pattern(template: str) -> str:
     return re.sub(r"\{(\w+)\}", lambda slot: rf"(?P<{slot[1]}>[^?\"]+?)", text)
 
 
-def _arguments(params: Mapping[str, tuple[str, str]], slots: Mapping[str, str]) -> list[dict[str, Any]]:
+def _arguments(params: Mapping[str, Mapping[str, Any]], slots: Mapping[str, str]) -> list[dict[str, Any]]:
     """Typed arguments; "A and in B" is two calls."""
     if set(params) == {"city"}:
         return [{"city": city} for city in slots["city"].split(" and in ")]
-    return [{key: int(slots[key]) if kind == "integer" else slots[key] for key, (kind, _) in params.items()}]
+    return [{key: int(slots[key]) if each["type"] == "integer" else slots[key] for key, each in params.items()}]
 
 
 def _repeat_results(messages: Sequence[Mapping[str, Any]]) -> str:

@@ -21,11 +21,11 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from moebox.errors import refuse_if
-from moebox.flows.model_switch import ModelBusy, ModelSwitch
 from moebox.loose import Document, Json, get_number, get_object, is_true
 from moebox.serve.power import read_joules
 from moebox.stream.events import anthropic_prompt_tokens
 from moebox.stream.sse import EventParser
+from moebox_fleet.model_switch import ModelBusy, ModelSwitch
 
 MAX_BODY_BYTES = 64 * 2**20
 MINUTE = 60.0

@@ -26,13 +26,13 @@ from moebox.core.endpoint import Endpoint, endpoint_from_url
 from moebox.core.recipe import Recipe
 from moebox.detect.declared import parse_box
 from moebox.errors import BadInput, ExternalError
-from moebox.flows import model_proxy, model_switch
-from moebox.flows.model_proxy import ModelProxy, UserUsage
-from moebox.flows.model_switch import ModelBusy, ModelSlot, ModelSwitch, plan_models, sleep_deployment
-from moebox.flows.models_file import ModelEntry, ModelsFile, largest_sets, llama_swap_config, read_models
 from moebox.flows.watch import user_figures
 from moebox.store import Run
+from moebox_fleet import model_proxy, model_switch
 from moebox_fleet.file import KeyLimits, RouterSettings
+from moebox_fleet.model_proxy import ModelProxy, UserUsage
+from moebox_fleet.model_switch import ModelBusy, ModelSlot, ModelSwitch, plan_models, sleep_deployment
+from moebox_fleet.models_file import ModelEntry, ModelsFile, largest_sets, llama_swap_config, read_models
 from moebox_fleet.routers import RouterMember, router_start
 
 URL = "/v1/chat/completions"

@@ -14,7 +14,6 @@ from moebox import http
 from moebox.core.deployment import Deployment
 from moebox.core.engine_event import ModelSwapped
 from moebox.errors import ExternalError, refuse_if
-from moebox.flows.models_file import ModelNeeds, ModelsFile, device_room, fit_together, model_needs, plan_sleep
 from moebox.loose import get_objects
 from moebox.planner.kv_tiers import RATE_RANGE
 from moebox.serve.session import EngineSession, launch_engine, prepare_launch
@@ -22,6 +21,7 @@ from moebox.serve.watch import Notify
 from moebox.store import Run
 from moebox.store.durations import last_duration, remember_duration
 from moebox.units import format_seconds
+from moebox_fleet.models_file import ModelNeeds, ModelsFile, device_room, fit_together, model_needs, plan_sleep
 
 CALL_S = 600.0  # for an engine to sleep or resume: weights of a terabyte from a slow disk
 LOOK_S = 1.0
