@@ -9,7 +9,7 @@ import pytest
 
 from moebox.core.box import Box, Host, Link, Pcie
 from moebox.core.catalogue import find_gpu
-from moebox.doctor.box import HostCheck, PageSettings, UserLimits, check_box, read_limits, read_page_settings
+from moebox.doctor.box import HostCheck, KernelSettings, check_box, read_settings
 
 CARD = dataclasses.replace(
     find_gpu("rtx-pro-6000-server"), pcie=Pcie(generation=5, width=16, max_generation=5, max_width=16)
@@ -33,10 +33,9 @@ def verdict(checks: list[HostCheck], name: str) -> str:
 
 def test_a_healthy_box_passes_every_check() -> None:
     """Nothing to fix, nothing unknown."""
-    assert {
-        one.verdict
-        for one in check_box(box(), limits=UserLimits(files=65536), pages=PageSettings(transparent="madvise"))
-    } == {"pass"}
+    assert {one.verdict for one in check_box(box(), settings=KernelSettings(files=65536, transparent="madvise"))} == {
+        "pass"
+    }
 
 
 @pytest.mark.parametrize(
@@ -78,8 +77,9 @@ def test_low_limits_and_memory_settings_are_found() -> None:
     two_sockets = dataclasses.replace(box(), cpu=dataclasses.replace(box().cpu, numa_nodes=2))
     checks = check_box(
         two_sockets,
-        limits=UserLimits(files=1024, processes=2048, locked=65536),
-        pages=PageSettings(transparent="never", numa_balancing=True, swappiness=100),
+        settings=KernelSettings(
+            files=1024, processes=2048, locked=65536, transparent="never", numa_balancing=True, swappiness=100
+        ),
     )
     wanted = {"open files": "fail", "processes": "warn", "locked memory": "warn", "huge pages": "warn", "numa": "warn"}
     assert {name: verdict(checks, name) for name in wanted} == wanted
@@ -93,8 +93,8 @@ def test_a_download_that_does_not_fit_fails() -> None:
 
 def test_this_machine_can_be_read() -> None:
     """Limits and page settings of whatever runs the tests."""
-    assert read_limits().files != 0
-    assert read_page_settings().huge_total >= 0
+    assert read_settings().files != 0
+    assert read_settings().huge_total >= 0
 
 
 def test_the_command_prints_one_document() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from moebox import engines
 from moebox.checkpoint import deploy
-from moebox.core import presets
+from moebox.core import presets, registry
 from moebox.core.box import Box
 from moebox.core.catalogue import find_gpu, find_model
 from moebox.core.recipe import EngineName, Recipe, Speculate
@@ -171,7 +171,7 @@ def test_keys_are_passed_by_name(recipe: Recipe, kind: str):
     keyed = with_settings(recipe, {"runtime.kind": kind, "listen.key_env": "MY_KEY"})
     launch = engines.build_launch(deploy(keyed))
     command = engines.launch_command(deploy(keyed), launch)
-    name = engines.registry.engine_traits(recipe.engine).key_env
+    name = registry.engine_traits(recipe.engine).key_env
 
     assert launch.secret_env[name] == "MY_KEY"
     assert "--api-key" not in command

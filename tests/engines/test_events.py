@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebox.core.registry import engine_names
-from moebox.engines import LogEvent
 from moebox.engines.engine import load_engine
+from moebox.engines.events import LogEvent
 
 LOGS = Path(__file__).parent / "logs"
 

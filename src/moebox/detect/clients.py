@@ -1,13 +1,12 @@
 """The connections of a server on this machine, and its GPUs' throttling, as figures for `moebox watch`."""
 
-import contextlib
 import ipaddress
 import struct
 from collections import Counter, defaultdict
 from pathlib import Path
 
 from moebox.core.conditions import THROTTLE_REASONS
-from moebox.detect.conditions import HostSample
+from moebox.detect.conditions import HostSample, socket_rows
 from moebox.detect.nvml import load_nvml
 
 ESTABLISHED = "01"  # of /proc/net/tcp
@@ -22,17 +21,12 @@ def sample_connections(port: int, proc: Path = Path("/proc")) -> tuple[dict[str,
     """
     connections: Counter[str] = Counter()
     unread, slowest = 0, ""
-    for name in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            for line in (proc / "net" / name).read_text(encoding="ascii").splitlines()[1:]:
-                _, local, remote, state, queues, *_ = line.split()
-                if state != ESTABLISHED or int(local.rpartition(":")[2], 16) != port:
-                    continue
-                client = decode_address(remote.rpartition(":")[0])
-                connections[client] += 1
-                waiting = int(queues.partition(":")[0], 16)
-                if waiting > unread:
-                    unread, slowest = waiting, f"{client} port {int(remote.rpartition(':')[2], 16)}"
+    for _, _, remote, _, queues, *_ in socket_rows(port, ESTABLISHED, proc):
+        client = decode_address(remote.rpartition(":")[0])
+        connections[client] += 1
+        waiting = int(queues.partition(":")[0], 16)
+        if waiting > unread:
+            unread, slowest = waiting, f"{client} port {int(remote.rpartition(':')[2], 16)}"
     if not connections:
         return {}, ""
     top, count = connections.most_common(1)[0]

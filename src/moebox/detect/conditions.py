@@ -12,7 +12,7 @@ import threading
 import time
 import urllib.parse
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -135,14 +135,17 @@ def server_processes(url: str) -> frozenset[int] | None:
     return None if is_proxy or not pids else pids
 
 
+def socket_rows(port: int, state: str, proc: Path = Path("/proc")) -> Iterator[list[str]]:
+    """Yield the rows of the kernel's tables of TCP sockets at a port of this machine, in one state."""
+    for name in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            rows = map(str.split, (proc / "net" / name).read_text(encoding="ascii").splitlines()[1:])
+            yield from (row for row in rows if row[3] == state and row[1].endswith(f":{port:04X}"))
+
+
 def listening_sockets(port: int) -> set[str]:
     """The sockets that listen on a port of this machine, named as processes have them open."""
-    found = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with contextlib.suppress(OSError):
-            rows = map(str.split, Path(table).read_text(encoding="ascii").splitlines()[1:])
-            found |= {f"socket:[{row[9]}]" for row in rows if row[3] == LISTENING and row[1].endswith(f":{port:04X}")}
-    return found
+    return {f"socket:[{row[9]}]" for row in socket_rows(port, LISTENING)}
 
 
 def open_files(pid: int) -> set[str]:

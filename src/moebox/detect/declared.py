@@ -200,10 +200,8 @@ def gpu_by_alias(name: str, number: int = 1) -> Gpu:
         refuse_if(recipe, f"box {name!r}: is a recipe", hint=f"`moebox up {name}` takes it; a box is like 8x-h200")
         near = suggest_names(name, sorted([*known, *aliases]))
         like = next(iter(difflib.get_close_matches(slug, known, n=1)), "rtx-5090")
-        file = (
-            f"a box file describes a new one: gpus = ['{number}x-{slug}'] and gpu_types.{slug} = {{ like = '{like}', "
-        )
-        file += "memory = '48GiB', bandwidth = '2.5TB/s' }"
+        file = f"a box file describes a new one: gpus = ['{number}x-{slug}'] and gpu_types.{slug} = "
+        file += f"{{ like = '{like}', memory = '48GiB', bandwidth = '2.5TB/s' }}"
         raise UnknownName("GPU", name, known, hint=f"{near}; {file}")
     return known[found]
 

@@ -3,7 +3,6 @@
 Nothing here needs root; what cannot be read stays empty.
 """
 
-import os
 import platform
 import re
 import shutil
@@ -33,7 +32,7 @@ def detect_cpu() -> Cpu:
     sockets = len(set(re.findall(r"^physical id\s*:\s*(\d+)$", info, re.MULTILINE)))
     cpus = allowed_cpus()
     quota = cpu_quota() or len(cpus)
-    name, listed_sockets = (next(iter(names)), 1) if names else parse_lscpu(program_output(["lscpu"]))
+    name, listed_sockets = (next(iter(names)), 1) if names else parse_lscpu(run_program(["lscpu"])[0])
     return Cpu(
         model=name or platform.processor() or platform.machine(),
         sockets=sockets or listed_sockets,
@@ -62,10 +61,9 @@ def detect_host(*, driver: str = "", cuda: str = "") -> Host:
     """Detect software and settings that decide whether a launch works."""
     models = hub_cache()
     try:
-        shm = os.statvfs("/dev/shm")  # noqa: S108  (only its size is read)
-        shm_bytes = shm.f_frsize * shm.f_blocks
+        shm = shutil.disk_usage("/dev/shm").total  # noqa: S108  (only its size is read)
     except OSError:
-        shm_bytes = 0
+        shm = 0
     return Host(
         system=f"{platform.system()} {platform.release()}",
         bios=" ".join(read_kernel_file(f"/sys/class/dmi/id/bios_{part}").strip() for part in BIOS_PARTS).strip(),
@@ -73,7 +71,7 @@ def detect_host(*, driver: str = "", cuda: str = "") -> Host:
         cuda=cuda,
         iommu=iommu_state(),
         acs=acs_state(),
-        shm=shm_bytes,
+        shm=shm,
         disk_free=shutil.disk_usage(nearest_existing(models)).free,
         disk_path=str(models),
         runtimes={name: program_version([name, "--version"]) for name in _RUNTIMES if shutil.which(name)},
@@ -127,13 +125,8 @@ def installed_engines() -> dict[str, str]:
 
 def program_version(command: list[str]) -> str:
     """The version that a program prints, "found" if it prints none."""
-    match = _VERSION.search(program_output(command))
+    match = _VERSION.search("".join(run_program(command)))
     return match.group(0) if match else "found"
-
-
-def program_output(command: list[str]) -> str:
-    """Everything that a program prints to stdout and stderr."""
-    return "".join(run_program(command))
 
 
 def run_program(command: Sequence[str], *, seconds: float = _PROGRAM_S) -> tuple[str, str]:

@@ -1,6 +1,7 @@
 """This machine as a Box."""
 
 import os
+from collections import Counter
 from dataclasses import replace
 
 from moebox.core import catalogue
@@ -42,7 +43,5 @@ def detect_machine(*, measure: bool = False) -> Box:
 
 def machine_name(driver: nvml.DriverReport) -> str:
     """The machine in the syntax of `--box`."""
-    if not driver.gpus:
-        return "no-gpu"
-    names = [gpu.name for gpu in driver.gpus]
-    return "+".join(f"{names.count(name)}x-{name}" for name in dict.fromkeys(names))
+    kinds = Counter(gpu.name for gpu in driver.gpus)
+    return "+".join(f"{number}x-{name}" for name, number in kinds.items()) or "no-gpu"

@@ -1,9 +1,10 @@
 """Check that the machine is fit to serve, before an engine is started, and compare it with an earlier capture of it.
 
-A check takes facts and returns a verdict, so that a saved box can be checked anywhere; only `read_limits` and
-`read_page_settings` read this machine. What could not be read is "unknown", never "pass".
+A check takes facts and returns a verdict, so that a saved box can be checked anywhere; only `read_settings`
+reads this machine. What could not be read is "unknown", never "pass".
 """
 
+import math
 import os
 import re
 import shlex
@@ -37,25 +38,19 @@ Change = tuple[str, str, str, str]  # name, before, now, what to do if it is wor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UserLimits:
-    """Resource limits of this user; None is no limit."""
+class KernelSettings:
+    """Resource limits of this user, None is no limit, and settings of the kernel's memory management."""
 
     files: int | None = None
     processes: int | None = None
     locked: int | None = None  # bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PageSettings:
-    """Settings of the kernel's memory management."""
-
     huge_total: int = 0  # pages reserved
     transparent: str = ""  # always, madvise or never
     numa_balancing: bool | None = None
     swappiness: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class HostCheck:
     name: str
     verdict: HostVerdict
@@ -64,64 +59,56 @@ class HostCheck:
     expected: str = ""  # of a test: the value that this box should reach, with the reason
 
 
-def check_box(
-    box: Box, *, limits: UserLimits | None = None, pages: PageSettings | None = None, need: int = 0
-) -> list[HostCheck]:
+def check_box(box: Box, *, settings: KernelSettings | None = None, need: int = 0) -> list[HostCheck]:
     """Run every check that applies; `need` is the bytes of a download, if known."""
     checks = [*_check_gpus(box), *_check_links(box)]
     if box.host:
         checks += _check_host(box, box.host, need)
     else:
-        checks.append(HostCheck(name="host", verdict="unknown", found="the box is declared, not detected"))
-    if limits:
-        checks += _check_limits(limits)
-    if pages:
-        checks += _check_pages(box, pages)
-    return checks
+        checks.append(HostCheck("host", "unknown", "the box is declared, not detected"))
+    return [*checks, *_check_settings(box, settings)] if settings else checks
 
 
 def check_this_machine(box: Box, *, need: int = 0, folders: Sequence[Path] = ()) -> list[HostCheck]:
     """Run every check on this machine, for `doctor box` and `run`; `folders` should be closed to other users."""
-    checks = check_box(box, limits=read_limits(), pages=read_page_settings(), need=need)
+    checks = check_box(box, settings=read_settings(), need=need)
     return [*checks, *(check for folder in folders for check in _check_private(folder))]
 
 
 def _warn_if(name: str, found: str, fix: str) -> HostCheck:
     """A warning if there is something to fix."""
-    return HostCheck(name=name, verdict="warn" if fix else "pass", found=found, fix=fix)
+    return HostCheck(name, "warn" if fix else "pass", found, fix=fix)
 
 
-def _compare(name: str, found: str, size: int, least: int, good: int, fix: str) -> HostCheck:
-    """Pass from `good` on, fail below `least`, warn between."""
-    if size >= good:
-        return HostCheck(name=name, verdict="pass", found=found)
-    return HostCheck(name=name, verdict="fail" if size < least else "warn", found=found, fix=fix)
+def _compare(name: str, size: int | None, least: int, good: float, fix: str, *, found: str = "") -> HostCheck:
+    """Pass from `good` on and without a limit, fail below `least`, warn between."""
+    if size is None:
+        return HostCheck(name, "pass", "no limit")
+    verdict: HostVerdict = "pass" if size >= good else "fail" if size < least else "warn"
+    return HostCheck(name, verdict, found or f"{size:,}", fix="" if size >= good else fix)
 
 
 def _check_gpus(box: Box) -> Iterator[HostCheck]:
     if not box.gpus:
         fix = "`nvidia-smi` must list the GPUs; without one only the embedded and CPU engines run"
-        yield HostCheck(name="gpus", verdict="warn", found="no GPU found", fix=fix)
+        yield HostCheck("gpus", "warn", "no GPU found", fix=fix)
         return
     mixed = " of different kinds; the smallest decides" if box.is_mixed else ""
-    yield HostCheck(name="gpus", verdict="warn" if mixed else "pass", found=f"{plural(len(box.gpus), 'GPU')}{mixed}")
+    yield HostCheck("gpus", "warn" if mixed else "pass", f"{plural(len(box.gpus), 'GPU')}{mixed}")
     for number, gpu in enumerate(box.gpus):
         if gpu.mig:
             fix = f"nvidia-smi -i {number} -mig 0"
-            yield HostCheck(name=f"gpu{number} mig", verdict="fail", found="the GPU is divided (MIG)", fix=fix)
+            yield HostCheck(f"gpu{number} mig", "fail", "the GPU is divided (MIG)", fix=fix)
         if gpu.memory_free is not None and gpu.memory_free < 0.9 * gpu.memory:
             found = f"{format_gib(gpu.memory - gpu.memory_free)} of {format_gib(gpu.memory)} in use"
             fix = "`nvidia-smi` lists the processes that use it"
-            yield HostCheck(name=f"gpu{number} memory", verdict="warn", found=found, fix=fix)
+            yield HostCheck(f"gpu{number} memory", "warn", found, fix=fix)
         if gpu.pcie:
             width, most = gpu.pcie.width, gpu.pcie.max_width
             narrow = width * 2 <= most
             verdict: HostVerdict = "pass" if not narrow else "fail" if width <= 4 else "warn"
-            found, fix = (
-                f"x{width} of x{most}",
-                f"{NARROW_SLOT}; all-reduce runs at the narrowest link" if narrow else "",
-            )
-            yield HostCheck(name=f"gpu{number} pcie", verdict=verdict, found=found, fix=fix)
+            fix = f"{NARROW_SLOT}; all-reduce runs at the narrowest link" if narrow else ""
+            yield HostCheck(f"gpu{number} pcie", verdict, f"x{width} of x{most}", fix=fix)
 
 
 def _check_links(box: Box) -> Iterator[HostCheck]:
@@ -129,7 +116,7 @@ def _check_links(box: Box) -> Iterator[HostCheck]:
         return
     known = [link for link in box.links if link.p2p is not None]
     if not known:
-        yield HostCheck(name="p2p", verdict="unknown", found="not read from the driver")
+        yield HostCheck("p2p", "unknown", "not read from the driver")
         return
     without = [f"{link.a}-{link.b}" for link in known if not link.p2p]
     more = " …" if len(without) > 6 else ""
@@ -147,28 +134,26 @@ def _check_host(box: Box, host: Host, need: int) -> Iterator[HostCheck]:
         yield _check_driver(box, host.driver)
         if host.iommu == "on":
             fix = "boot with iommu=pt or iommu=off (amd_iommu=off): translated P2P hangs NCCL or faults"
-            yield HostCheck(name="iommu", verdict="fail" if several else "warn", found="translating", fix=fix)
+            yield HostCheck("iommu", "fail" if several else "warn", "translating", fix=fix)
         else:
-            verdict: HostVerdict = "pass" if host.iommu else "unknown"
-            yield HostCheck(name="iommu", verdict=verdict, found=host.iommu or "cannot be read")
+            yield HostCheck("iommu", "pass" if host.iommu else "unknown", host.iommu or "cannot be read")
     if several and host.acs.startswith("on"):
         fix = "switch ACS off in the BIOS, or per port: setpci -s PORT ECAP_ACS+6.w=0"
         yield _warn_if("acs", f"{host.acs}: peer traffic detours through the root", fix)
     elif several:
-        found = host.acs or "not readable (run `lspci` as root)"
-        yield HostCheck(name="acs", verdict="pass" if host.acs else "unknown", found=found)
+        verdict: HostVerdict = "pass" if host.acs else "unknown"
+        yield HostCheck("acs", verdict, host.acs or "not readable (run `lspci` as root)")
     fix = "mount -o remount,size=32G /dev/shm; in containers --ipc=host or --shm-size 32g"
     least, good = (SHM_LEAST, SHM_GOOD) if several else (0, SHM_LEAST)
-    yield _compare("shared memory", format_gib(host.shm), host.shm, least, good, fix)
+    yield _compare("shared memory", host.shm, least, good, fix, found=format_gib(host.shm))
     if "docker" in host.runtimes and box.gpus and "nvidia-ctk" not in host.runtimes:
         found = "docker is installed, the toolkit that gives it GPUs is not"
         yield _warn_if("containers", found, "install the NVIDIA container toolkit")
     fix = "free space, or set HF_HOME to a larger disk"
     if not need and DISK_LEAST <= host.disk_free < DISK_GOOD:
         fix = f"a native Kimi K2 checkpoint takes 595 GB: {fix}"
-    least, good = max(need, DISK_LEAST), max(need, DISK_LEAST) if need else DISK_GOOD
-    found = f"{format_gb(host.disk_free)} free at {host.disk_path or '?'}"
-    yield _compare("disk", found, host.disk_free, least, good, fix)
+    least, found = max(need, DISK_LEAST), f"{format_gb(host.disk_free)} free at {host.disk_path or '?'}"
+    yield _compare("disk", host.disk_free, least, least if need else DISK_GOOD, fix, found=found)
 
 
 def _check_driver(box: Box, version: str) -> HostCheck:
@@ -176,42 +161,30 @@ def _check_driver(box: Box, version: str) -> HostCheck:
     major = int(first) if first.isdigit() else 0
     least = DRIVER_SM120 if any(gpu.sm.startswith("12.") for gpu in box.gpus) else 0
     if not major:
-        return HostCheck(name="driver", verdict="unknown", found="its version cannot be read")
+        return HostCheck("driver", "unknown", "its version cannot be read")
     if major < least:
-        return HostCheck(name="driver", verdict="fail", found=version, fix=f"SM120 GPUs need {least} or newer")
+        return HostCheck("driver", "fail", version, fix=f"SM120 GPUs need {least} or newer")
     old = f"{DRIVER_CUDA_13} or newer runs engines built with CUDA 13, as today's wheels are"
     return _warn_if("driver", version, old if major < DRIVER_CUDA_13 else "")
 
 
-def _check_limits(limits: UserLimits) -> Iterator[HostCheck]:
-    tasks, fix_tasks = limits.processes, "ulimit -u 65536 (containers: --pids-limit -1)"
-    rows = (
-        ("open files", limits.files, FILES_LEAST, FILES_GOOD, "ulimit -n 65536 (containers: --ulimit nofile=65536)"),
-        ("processes", tasks, PROCESSES_LEAST, PROCESSES_GOOD, fix_tasks),
-    )
-    for name, limit, least, good, fix in rows:
-        if limit is None:
-            yield HostCheck(name=name, verdict="pass", found="no limit")
-        else:
-            yield _compare(name, f"{limit:,}", limit, least, good, fix)
+def _check_settings(box: Box, kernel: KernelSettings) -> Iterator[HostCheck]:
+    fix = "ulimit -n 65536 (containers: --ulimit nofile=65536)"
+    yield _compare("open files", kernel.files, FILES_LEAST, FILES_GOOD, fix)
+    fix = "ulimit -u 65536 (containers: --pids-limit -1)"
+    yield _compare("processes", kernel.processes, PROCESSES_LEAST, PROCESSES_GOOD, fix)
     fix = "ulimit -l unlimited (containers: --ulimit memlock=-1) for mlock, RDMA and pinned buffers"
-    if limits.locked is None:
-        yield HostCheck(name="locked memory", verdict="pass", found="no limit")
-    else:
-        yield _warn_if("locked memory", format_gib(limits.locked), fix)
-
-
-def _check_pages(box: Box, pages: PageSettings) -> Iterator[HostCheck]:
-    """Checks for engines that keep experts in RAM."""
-    if pages.transparent:
-        found = f"transparent: {pages.transparent}; {pages.huge_total} reserved"
-        yield _warn_if("huge pages", found, HUGE_PAGES if pages.transparent == "never" else "")
+    yield _compare("locked memory", kernel.locked, 0, math.inf, fix, found=format_gib(kernel.locked or 0))
+    # For engines that keep experts in RAM.
+    if kernel.transparent:
+        found = f"transparent: {kernel.transparent}; {kernel.huge_total} reserved"
+        yield _warn_if("huge pages", found, HUGE_PAGES if kernel.transparent == "never" else "")
     if box.cpu.numa_nodes > 1:
-        balancing, fix = ("on", NUMA) if pages.numa_balancing else ("off", "")
+        balancing, fix = ("on", NUMA) if kernel.numa_balancing else ("off", "")
         yield _warn_if("numa", f"{box.cpu.numa_nodes} nodes, balancing {balancing}", fix)
-    if pages.swappiness is not None and pages.swappiness > DEFAULT_SWAPPINESS:
+    if kernel.swappiness is not None and kernel.swappiness > DEFAULT_SWAPPINESS:
         fix = "sysctl vm.swappiness=10: a mapped checkpoint makes the kernel swap out everything else"
-        yield _warn_if("swap", f"swappiness {pages.swappiness}", fix)
+        yield _warn_if("swap", f"swappiness {kernel.swappiness}", fix)
 
 
 def _check_private(folder: Path) -> Iterator[HostCheck]:
@@ -226,25 +199,16 @@ def _check_private(folder: Path) -> Iterator[HostCheck]:
         found = f"{folder}: other users may read {len(shared)} of the {len(entries)} in it"
         yield _warn_if("privacy", found, f"chmod -R go-rwx {shlex.quote(str(folder))}")
     else:
-        yield HostCheck(name="privacy", verdict="pass", found=f"{folder}: closed to other users")
+        yield HostCheck("privacy", "pass", f"{folder}: closed to other users")
 
 
-def read_limits() -> UserLimits:
+def read_settings() -> KernelSettings:
+    """Read this machine's settings; what cannot be read stays unknown."""
     import resource
 
     def soft_limit(kind: int) -> int | None:
         value = resource.getrlimit(kind)[0]
         return None if value == resource.RLIM_INFINITY else value
-
-    return UserLimits(
-        files=soft_limit(resource.RLIMIT_NOFILE),
-        processes=soft_limit(resource.RLIMIT_NPROC),
-        locked=soft_limit(resource.RLIMIT_MEMLOCK),
-    )
-
-
-def read_page_settings() -> PageSettings:
-    """Read this machine's settings; what cannot be read stays unknown."""
 
     def read(path: str) -> str:
         try:
@@ -255,7 +219,10 @@ def read_page_settings() -> PageSettings:
     chosen = re.search(r"\[(\w+)\]", read("/sys/kernel/mm/transparent_hugepage/enabled"))
     huge = re.search(r"^HugePages_Total:\s*(\d+)", read("/proc/meminfo"), re.MULTILINE)
     balancing, swappiness = read("/proc/sys/kernel/numa_balancing"), read("/proc/sys/vm/swappiness")
-    return PageSettings(
+    return KernelSettings(
+        files=soft_limit(resource.RLIMIT_NOFILE),
+        processes=soft_limit(resource.RLIMIT_NPROC),
+        locked=soft_limit(resource.RLIMIT_MEMLOCK),
         huge_total=int(huge[1]) if huge else 0,
         transparent=chosen[1] if chosen else "",
         numa_balancing=balancing != "0" if balancing.isdigit() else None,
@@ -279,11 +246,11 @@ def compare_boxes(box: Box, old: Box) -> list[HostCheck]:
             fix = "peer access is gone: BIOS (ACS, IOMMU) or driver" if before_link.p2p and link.p2p is False else ""
             changes.append((f"gpu{link.a}-gpu{link.b}", _link_text(before_link), _link_text(link), fix))
     checks = [
-        HostCheck(name=name, verdict="warn" if fix else "pass", found=f"{before} before, {now} now", fix=fix)
+        HostCheck(name, "warn" if fix else "pass", f"{before} before, {now} now", fix=fix)
         for name, before, now, fix in changes
         if before and now and before != now
     ]
-    return checks or [HostCheck(name="changes", verdict="pass", found=f"none since the capture of {old.name}")]
+    return checks or [HostCheck("changes", "pass", f"none since the capture of {old.name}")]
 
 
 def _link_text(link: Link) -> str:

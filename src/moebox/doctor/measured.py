@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,16 +40,17 @@ def expectation(name: str) -> Expectation:
     return codec.decode(Expectation, load_table("host_tests")[name], where=f"host_tests.toml [{name}]")
 
 
-def rate_check(name: str, rate: float, reference: float, kind: str, *, note: str = "") -> HostCheck:
+def rate_check(
+    name: str, rate: float, reference: float, kind: str, *, note: str = "", show: Callable[[float], str] = format_rate
+) -> HostCheck:
     """Compare a rate with the share of a reference that counts as good; without a reference nothing is expected."""
-    row = expectation(kind)
-    found = f"{format_rate(rate)}{note}"
+    row, found = expectation(kind), f"{show(rate)}{note}"
     if not reference:
-        return HostCheck(name=name, verdict="unknown", found=found, expected="no figure for this part in the tables")
+        return HostCheck(name, "unknown", found, expected="no figure for this part in the tables")
     least = row.rate or row.share * reference
     verdict: HostVerdict = "pass" if rate >= least else "fail" if rate < row.bad * reference else "warn"
-    expected = f"at least {format_rate(least)}: {row.reason}"
-    return HostCheck(name=name, verdict=verdict, found=found, expected=expected, fix="" if rate >= least else row.fix)
+    expected = f"at least {show(least)}: {row.reason}"
+    return HostCheck(name, verdict, found, expected=expected, fix="" if rate >= least else row.fix)
 
 
 def reduce_check(run: RankRun, *, backend: str, ranks: int, expected_s: dict[int, float]) -> HostCheck:
@@ -61,20 +62,20 @@ def reduce_check(run: RankRun, *, backend: str, ranks: int, expected_s: dict[int
     if wrong := sum(step["wrong"] for step in steps):
         found = f"{wrong:,} wrong values ({backend}, {plural(ranks, 'rank')})"
         fix = f"answers of every engine will be wrong on these GPUs. {expectation('hang').fix}"
-        return HostCheck(name=name, verdict="fail", found=found, expected="every sum exact", fix=fix)
+        return HostCheck(name, "fail", found, expected="every sum exact", fix=fix)
     times = {size: max(step["us"] for step in steps if step["bytes"] == size) for size in {s["bytes"] for s in steps}}
     texts = [f"{us:,.0f} µs for {size // 1024:,} KiB" for size, us in sorted(times.items())]
     found = f"every value right ({backend}), {', '.join(texts)}"
     if not expected_s:
         expected = "exact sums; no speed is expected of processes on a CPU"
-        return HostCheck(name=name, verdict="pass", found=found, expected=expected)
+        return HostCheck(name, "pass", found, expected=expected)
     row = expectation("reduce")
     ratio = max((us - row.fixed_us) / (expected_s[size] * 1e6) for size, us in times.items())
     verdict: HostVerdict = "pass" if ratio <= row.factor else "fail" if ratio > row.bad else "warn"
     wanted = ", ".join(f"{expected_s[size] * 1e6:,.0f} µs" for size in sorted(times))
     expected = f"about {wanted}, good up to {row.factor:g} times that: {row.reason}"
     fix = "" if verdict == "pass" else row.fix
-    return HostCheck(name=name, verdict=verdict, found=found, expected=expected, fix=fix)
+    return HostCheck(name, verdict, found, expected=expected, fix=fix)
 
 
 def failed_run(name: str, run: RankRun) -> HostCheck:
@@ -83,16 +84,14 @@ def failed_run(name: str, run: RankRun) -> HostCheck:
     if run.unkillable:
         pids = ", ".join(map(str, run.unkillable))
         found = f"hangs in the driver: {run.progress}; process {pids} cannot be killed"
-        return HostCheck(
-            name=name, verdict="fail", found=found, fix="only a reboot ends it; then look at dmesg for Xids"
-        )
+        return HostCheck(name, "fail", found, fix="only a reboot ends it; then look at dmesg for Xids")
     if run.outcome == "hung":
         found = f"no result in {format_seconds(run.seconds)}: {run.progress}; its processes were killed"
-        return HostCheck(name=name, verdict="fail", found=found, expected="an answer within the deadline", fix=hang.fix)
+        return HostCheck(name, "fail", found, expected="an answer within the deadline", fix=hang.fix)
     cause = search_pieces([f"{run.message}\n".encode()]).cause
     last = (run.message.splitlines() or ["no message"])[-1][:300]
     found, fix = f"ended with an error: {last}", "run it with NCCL_DEBUG=INFO and look at the lines before"
-    return HostCheck(name=name, verdict="fail", found=found, fix=f"{cause.cause} {cause.remedy}" if cause else fix)
+    return HostCheck(name, "fail", found, fix=f"{cause.cause} {cause.remedy}" if cause else fix)
 
 
 def copy_checks(box: Box, run: RankRun) -> Iterator[HostCheck]:
@@ -124,7 +123,7 @@ def _pair_check(box: Box, step: dict[str, Any]) -> HostCheck:
     if step["wrong"]:
         found = f"{step['wrong']:,} of the copied bytes are wrong"
         fix = f"peer copies corrupt data. {expectation('hang').fix}"
-        return HostCheck(name=name, verdict="fail", found=found, expected="every byte equal", fix=fix)
+        return HostCheck(name, "fail", found, expected="every byte equal", fix=fix)
     gpus = [box.gpus[number] for number in (a, b) if number < len(box.gpus)]
     reference, kind = min(map(slot_rate, gpus), default=0.0), "peer_copy"
     if link and link.kind == "nvlink":
@@ -142,32 +141,28 @@ def load_checks(box: Box, run: RankRun, conditions: Conditions, seconds: float) 
     if run.outcome != "good":
         yield failed_run("load", run)
         return
-    flops = run.all_steps("loaded")[0]["flops"]
-    reference = min((gpu.bf16 for gpu in box.gpus), default=0.0)
-    row = expectation("matrix")
-    good, bad = flops >= row.share * reference, flops < row.bad * reference
-    yield HostCheck(
-        name="load",
-        verdict="pass" if good else "fail" if bad else "warn",
-        found=f"{flops / 1e12:,.0f} TFLOP/s in bf16 on each GPU for {format_seconds(seconds)}",
-        expected=f"at least {row.share * reference / 1e12:,.0f} TFLOP/s: {row.reason}",
-        fix="" if good else row.fix,
+
+    def show(flops: float) -> str:
+        return f"{flops / 1e12:,.0f} TFLOP/s"
+
+    reference, note = (
+        min((gpu.bf16 for gpu in box.gpus), default=0.0),
+        f" in bf16 on each GPU for {format_seconds(seconds)}",
     )
+    yield rate_check("load", run.all_steps("loaded")[0]["flops"], reference, "matrix", note=note, show=show)
     for gpu in conditions.gpus:
         hard = [f"{reason} ({share:.0%} of the time)" for reason, share in gpu.throttled if reason != HARMLESS]
         problems = [*hard, *(f"Xid {number}" for number in gpu.xids)]
         problems += [f"{gpu.ecc_errors} uncorrected memory errors"] if gpu.ecc_errors else []
         if gpu.clock_mhz is None:
             continue
-        capped = next(
-            (f", power cap {share:.0%} of the time" for reason, share in gpu.throttled if reason == HARMLESS), ""
-        )
+        caps = [f", power cap {share:.0%} of the time" for reason, share in gpu.throttled if reason == HARMLESS]
         most = f" of {gpu.max_clock_mhz:,.0f}" if gpu.max_clock_mhz else ""
-        state = f"{gpu.clock_mhz:,.0f}{most} MHz, {gpu.power_w or 0:.0f} W, {gpu.temperature_c or 0:.0f} °C{capped}"
+        state = f"{gpu.clock_mhz:,.0f}{most} MHz, {gpu.power_w or 0:.0f} W, {gpu.temperature_c or 0:.0f} °C"
         yield HostCheck(
-            name=f"gpu{gpu.index} clocks",
-            verdict="warn" if problems else "pass",
-            found=f"{state}{': ' if problems else ''}{', '.join(problems)}",
+            f"gpu{gpu.index} clocks",
+            "warn" if problems else "pass",
+            "".join([state, *caps, ": " if problems else "", ", ".join(problems)]),
             expected="no throttling but by the power cap, no new errors",
             fix="check airflow, fans, power cables and the supply; nvidia-smi -q -d PERFORMANCE" if problems else "",
         )
@@ -177,12 +172,12 @@ def kernel_log_checks(lines: Sequence[str] | None) -> Iterator[HostCheck]:
     """Judge the Xids since boot; None if the kernel log cannot be read."""
     if lines is None:
         fix = "sudo dmesg | moebox doctor logs -"
-        yield HostCheck(name="xids", verdict="unknown", found="the kernel log cannot be read by this user", fix=fix)
+        yield HostCheck("xids", "unknown", "the kernel log cannot be read by this user", fix=fix)
         return
     counts = Counter(xid for line in lines if (xid := xid_of_line(line)))
     for xid, count in counts.items():
         verdict: HostVerdict = "fail" if xid.severity == "fatal" and xid.owner != "application" else "warn"
         found = f"{plural(count, 'time')} since boot: {xid.cause}"
-        yield HostCheck(name=f"xid {xid.number}", verdict=verdict, found=found, expected="none", fix=xid.action)
+        yield HostCheck(f"xid {xid.number}", verdict, found, expected="none", fix=xid.action)
     if not counts:
-        yield HostCheck(name="xids", verdict="pass", found="none since boot", expected="none")
+        yield HostCheck("xids", "pass", "none since boot", expected="none")

@@ -47,6 +47,11 @@ def field_arguments(
     return arguments
 
 
+def hybrid_arguments(recipe: Recipe, fields: Mapping[str, str]) -> list[Argument]:
+    """Return an argument for every field of [hybrid] that is set."""
+    return [(flag, str(value)) for flag, path in fields.items() if (value := recipe.get(path)) is not None]
+
+
 def flag_arguments(flags: Mapping[str, Flag], known: FlagCatalogue) -> list[Argument]:
     """Return the recipe's own flags as arguments; a switch is turned off by its own flag for that."""
     arguments: list[Argument] = []

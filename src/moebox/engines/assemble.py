@@ -5,6 +5,7 @@ Nothing is started here. Keys are passed by name only; their values are never in
 
 import shlex
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import PurePosixPath
 
 from moebox.core import presets, validation
@@ -73,14 +74,9 @@ def image_entry(deployment: Deployment) -> tuple[str, ...]:
 
 def container_network(recipe: Recipe) -> str:
     """Return "host" if the container shares the machine's network, or "" if its port is published."""
-    if recipe.parallel.nodes > 1:
+    options = {*recipe.runtime.options, *map("=".join, pairwise(recipe.runtime.options))}
+    if recipe.parallel.nodes > 1 or options & {"--network=host", "--net=host"}:
         return "host"  # ranks on other nodes must reach this one
-    options = recipe.runtime.options
-    for place, option in enumerate(options):
-        if option in ("--network=host", "--net=host"):
-            return "host"
-        if option in ("--network", "--net") and options[place + 1 : place + 2] == ("host",):
-            return "host"
     return presets.load_preset(recipe.runtime.preset).network
 
 

@@ -15,35 +15,19 @@ from moebox.sizing.constants import host_reserved_bytes, kernel_page_bytes, memo
 from moebox.sizing.kv import keeps_all_heads, kv_type, token_bytes
 
 
-def device_memory(
-    name: str,
-    total: int,
-    weights: dict[Component, int],
-    *,
-    draft: int = 0,
-    kv: int = 0,
-    activations: int = 0,
-    overhead: int,
-) -> DeviceMemory:
-    """Return a device with its free bytes computed."""
-    return DeviceMemory(
-        device=name,
-        total=total,
-        weights=weights,
-        draft=draft,
-        kv=kv,
-        activations=activations,
-        overhead=overhead,
-        free=total - sum(weights.values()) - draft - kv - activations - overhead,
-    )
+def device_memory(name: str, total: int, weights: dict[Component, int], **parts: int) -> DeviceMemory:
+    """Return a device with its free bytes computed; `parts` are its draft, kv, activations and overhead."""
+    free = total - sum(weights.values()) - sum(parts.values())
+    return DeviceMemory(device=name, total=total, weights=weights, free=free, **parts)
 
 
 def all_gpu_memory(gpus: Sequence[Gpu], used: Mapping[int, DeviceMemory]) -> tuple[DeviceMemory, ...]:
-    """Return all GPUs in order; an unused one holds what other programs hold."""
-    return tuple(
-        used.get(index) or device_memory(f"gpu{index}", gpu.memory, {}, overhead=reserved_bytes(gpu))
-        for index, gpu in enumerate(gpus)
-    )
+    """Return all GPUs in order, by name; an unused one holds what other programs hold."""
+    devices = []
+    for index, gpu in enumerate(gpus):
+        device = used.get(index) or device_memory("gpu", gpu.memory, {}, overhead=reserved_bytes(gpu))
+        devices.append(replace(device, device=f"gpu{index}"))
+    return tuple(devices)
 
 
 def add_host_memory(box: Box, gpus: Sequence[DeviceMemory], ram: DeviceMemory) -> tuple[DeviceMemory, ...]:
@@ -92,21 +76,8 @@ def budget_over_ranks(deployment: Deployment, rank: RankMemory) -> Memory:
     tokens = min(starmap(rank.cache_tokens, kinds), default=0)
     missing = max(starmap(rank.missing_bytes, kinds), default=0)
     budgets = {(gpu, stage): rank.device_budget(gpu, stage, tokens) for gpu, stage in kinds}
-    devices = {}
-    for index, stage in stages.items():
-        budget = budgets[gpus[index], stage]
-        devices[index] = DeviceMemory(  # `replace` takes three times as long, and a plan has thousands
-            device=f"gpu{index}",
-            total=budget.total,
-            weights=budget.weights,
-            draft=budget.draft,
-            kv=budget.kv,
-            activations=budget.activations,
-            overhead=budget.overhead,
-            free=budget.free,
-        )
     return Memory(
-        devices=all_gpu_memory(gpus, devices),
+        devices=all_gpu_memory(gpus, {index: budgets[gpus[index], stage] for index, stage in stages.items()}),
         kv_tokens=tokens,
         kv_bytes_per_token=token_bytes(model, recipe),
         fits=missing <= 0 and recipe.parallel.gpu_count <= len(stages) and tokens >= recipe.context,
@@ -189,11 +160,8 @@ def weight_lines(
         formulas["routed_experts"] = expert_formula(model, checkpoint, recipe, stage)
         formulas["shared_experts"] = f"{sizes.get('shared_experts', 0):,}{expert_part} / {parallel.tp}"
     formulas |= own
-    lines = []
-    for name, size in weights.items():
-        formula = formulas.get(name, f"{sizes.get(name, 0):,} / {parallel.tp}")
-        lines.append(bytes_line(f"- {name}", size, formula, checkpoint.source))
-    return lines
+    usual = {name: f"{sizes.get(name, 0):,} / {parallel.tp}" for name in weights} | formulas
+    return [bytes_line(f"- {name}", size, usual[name], checkpoint.source) for name, size in weights.items()]
 
 
 def norms_formula(checkpoint: Checkpoint, slack_gib: float, part: str = "") -> str:

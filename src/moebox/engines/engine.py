@@ -124,11 +124,7 @@ class Engine(Protocol):
 
 
 MEMBERS = tuple(name for name in dict.fromkeys((*Engine.__annotations__, *vars(Engine))) if not name.startswith("_"))
-REQUIRED_MEMBERS = tuple(
-    name
-    for name in MEMBERS
-    if not hasattr(Engine, name) or getattr(getattr(Engine, name), "__isabstractmethod__", False)
-)
+REQUIRED_MEMBERS = tuple(name for name in MEMBERS if not hasattr(Engine, name) or name in Engine.__abstractmethods__)
 OPTIONAL_MEMBERS = tuple(name for name in MEMBERS if name not in REQUIRED_MEMBERS)
 
 
@@ -148,15 +144,14 @@ def memory_budget(deployment: Deployment) -> Memory:
 def load_engine(name: str) -> Engine:
     """Import the engine called `name`; an outside package that lacks something required is bad input."""
     package = registry.find_engine(name).package
+    unusable = f"engine {name!r} of {package} cannot be used"
     hint = f"`moebox doctor engine {name}` checks the package; docs/engines.md lists what it needs"
     try:
         engine = importlib.import_module(f"{package}.engine").ENGINE
     except IMPORT_ERRORS as problem:
         reason = " ".join(str(problem).split())[:200]
-        text = f"engine {name!r} of {package} cannot be used: {type(problem).__name__}: {reason}"
-        raise BadInput(text, hint=hint) from problem
+        raise BadInput(f"{unusable}: {type(problem).__name__}: {reason}", hint=hint) from problem
     known = {*dir(engine)}  # hasattr would compute every property: a plan needs no log patterns
     if missing := [member for member in MEMBERS if member not in known and not hasattr(engine, member)]:
-        text = f"engine {name!r} of {package} cannot be used: its ENGINE has no {', '.join(missing)}"
-        raise BadInput(text, hint=hint)
+        raise BadInput(f"{unusable}: its ENGINE has no {', '.join(missing)}", hint=hint)
     return cast(Engine, engine)

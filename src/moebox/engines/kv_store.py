@@ -35,7 +35,5 @@ def store_folder(deployment: Deployment, *, outside: bool = False) -> str:
     digest = hashlib.sha256(repr(sorted(identity.items())).encode()).hexdigest()[:8]
     name = "-".join(re.sub(r"[^A-Za-z0-9.]+", "-", word).strip("-.")[-48:] for word in words)
     inside = recipe.runtime.kind in ("docker", "podman") and not outside
-    return str(
-        PurePosixPath(re.sub("^~", "/root", recipe.tiers.folder) if inside else recipe.tiers.folder)
-        / f"{name}-{digest}"
-    )
+    folder = re.sub("^~", "/root", recipe.tiers.folder) if inside else recipe.tiers.folder
+    return str(PurePosixPath(folder, f"{name}-{digest}"))

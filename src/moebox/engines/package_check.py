@@ -44,15 +44,12 @@ def check_package(name: str) -> list[PackageCheck]:
         found = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         fix = f"it needs ENGINE, an object with {', '.join(REQUIRED_MEMBERS)}"
         return [*checks, PackageCheck(name="engine.py", verdict="fail", found=found, fix=fix)]
-    for member in REQUIRED_MEMBERS:
-        has_it = hasattr(engine, member)
-        found, fix = ("present", "") if has_it else ("missing", "required; docs/engines.md has its contents")
-        checks.append(PackageCheck(name=member, verdict="pass" if has_it else "fail", found=found, fix=fix))
-    for member in OPTIONAL_MEMBERS:
+    fixes = dict.fromkeys(REQUIRED_MEMBERS, "required; docs/engines.md has its contents")
+    fixes |= dict.fromkeys(OPTIONAL_MEMBERS, "inherit from moebox.engines.engine.Engine, which has a default")
+    for member, fix in fixes.items():
         if not hasattr(engine, member):
-            fix = "inherit from moebox.engines.engine.Engine, which has a default"
             checks.append(PackageCheck(name=member, verdict="fail", found="missing", fix=fix))
-        elif getattr(type(engine), member, None) is getattr(Engine, member):
+        elif member in OPTIONAL_MEMBERS and getattr(type(engine), member, None) is getattr(Engine, member):
             checks.append(PackageCheck(name=member, verdict="note", found="optional, left at its default"))
         else:
             checks.append(PackageCheck(name=member, verdict="pass", found="present"))

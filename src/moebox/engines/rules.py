@@ -131,9 +131,8 @@ def require_weights_file(deployment: Deployment) -> None:
 def _check_trust(deployment: Deployment) -> None:
     """Refuse a model's own code unless the model is on the allow-list."""
     recipe, model = deployment.recipe, deployment.known_model
-    if not recipe.trust_remote_code:
-        return
-    if model is not None and model.name not in models() and model.trust_remote_code:
+    is_own = model is not None and model.name not in models() and model.trust_remote_code
+    if is_own or not recipe.trust_remote_code:
         return
     trusted = [known for known in models().values() if known.trust_remote_code]
     names = {name for known in trusted for name in (known.name, known.repo.lower(), *known.aliases)}

@@ -22,8 +22,7 @@ from moebox.engines.flags import flag_catalogue, is_newer_than_known, newest_ver
 from moebox.sizing.layout import layout_problem
 from moebox.units import format_gb
 
-MLA_FP8 = "smem-vllm-mla-fp8"  # the symptom of a decode kernel that a patch fixes
-PATCHABLE_SYMPTOMS = (MLA_FP8,)
+PATCHABLE_SYMPTOMS = ("smem-vllm-mla-fp8",)  # of a decode kernel that a patch fixes
 # Threads on setups that should start by the engine's checks, or its list of models: those that did, and all.
 BY_CHECKS, BY_LIST = (143, 198), (42, 75)
 MOST_POSSIBLE = 3  # rows under further conditions that are shown, the newest first

@@ -33,13 +33,13 @@ def run_box_tests(box: Box, *, on_step: Notify) -> Iterator[HostCheck]:
     for index, count, state in health.memory_errors(module) if (module := nvml.load_nvml()) else ():
         name, expected = f"gpu{index} ecc", "no uncorrected error since boot"
         if count < 0:
-            yield HostCheck(name=name, verdict="unknown", found="this GPU counts no memory errors, or ECC is off")
+            yield HostCheck(name, "unknown", "this GPU counts no memory errors, or ECC is off")
         elif count or state:
             found = ", ".join(filter(None, (f"{count} uncorrected errors", state)))
             fix = "reset the GPU (nvidia-smi -r) or reboot so that rows are replaced; replace the GPU if errors return"
-            yield HostCheck(name=name, verdict="fail", found=found, expected=expected, fix=fix)
+            yield HostCheck(name, "fail", found, expected=expected, fix=fix)
         else:
-            yield HostCheck(name=name, verdict="pass", found="none", expected=expected)
+            yield HostCheck(name, "pass", "none", expected=expected)
     on_step("a Python with torch")
     if python := find_torch_python():
         if box.gpus:
@@ -53,7 +53,7 @@ def run_box_tests(box: Box, *, on_step: Notify) -> Iterator[HostCheck]:
         yield from reduce_checks(box, python, on_step=on_step)
     else:
         fix = "activate the engine's environment (or put vllm or sglang on PATH) and run it again"
-        yield HostCheck(name="all-reduce", verdict="unknown", found="no Python with torch: not tested", fix=fix)
+        yield HostCheck("all-reduce", "unknown", "no Python with torch: not tested", fix=fix)
     on_step("memory bandwidth")
     ram_rate, threads = health.measure_bandwidth()
     yield measured.rate_check("ram", ram_rate, box.ram_bandwidth, "ram", note=f" read by {threads} threads")
@@ -63,7 +63,7 @@ def run_box_tests(box: Box, *, on_step: Notify) -> Iterator[HostCheck]:
         note = f" ({where}): {format_gb(CHECKPOINT)} in {format_seconds(CHECKPOINT / rate)}"
         yield measured.rate_check("disk speed", rate, measured.expectation("disk").rate, "disk", note=note)
     else:
-        yield HostCheck(name="disk speed", verdict="unknown", found=where)
+        yield HostCheck("disk speed", "unknown", where)
 
 
 def reduce_checks(box: Box, python: str, *, on_step: Notify, deadline_s: float = 0.0) -> Iterator[HostCheck]:
@@ -71,7 +71,7 @@ def reduce_checks(box: Box, python: str, *, on_step: Notify, deadline_s: float =
     backend, most = ("nccl", len(box.gpus)) if box.gpus else ("gloo", min(max(box.cpu.cores, 2), 4))
     deadline_s = deadline_s or measured.expectation("hang").deadline_s
     if most < 2:
-        yield HostCheck(name="all-reduce", verdict="pass", found="one GPU: nothing to exchange")
+        yield HostCheck("all-reduce", "pass", "one GPU: nothing to exchange")
     for ranks in sorted({min(2**power, most) for power in range(1, most.bit_length() + 1)} if most > 1 else ()):
         on_step(f"all-reduce over {ranks} ranks")
         check = run_reduce(python, ranks, backend, expected_reduce_s(box, ranks), deadline_s=deadline_s)

@@ -93,7 +93,7 @@ def expert_counts_that_fit(box: Box, model: Model, checkpoint: Checkpoint, recip
     bare, margin = with_expert_layers(box, model, recipe, ()), memory_constant_bytes("llama", "margin")
     owners, last = ggml.owned_layers(model, list(box.gpus)), len(box.gpus) - 1
     free = [
-        ggml.gpu_budget(slot, gpu, model, checkpoint, bare, owners[slot], slot, last=slot == last).free - margin
+        ggml.gpu_budget(gpu, model, checkpoint, bare, owners[slot], slot, last=slot == last).free - margin
         for slot, gpu in enumerate(box.gpus)
     ]
     # Without experts in RAM no GPU needs the buffer that stages them.

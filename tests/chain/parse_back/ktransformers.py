@@ -1,11 +1,11 @@
 """KTransformers' command line to a recipe: SGLang's, and the flags of kt-kernel."""
 
 from moebox.engines.flags import Argument
-from moebox.engines.ktransformers.engine import HYBRID_FIELDS, THRESHOLD
+from moebox.engines.ktransformers.engine import ENGINE, THRESHOLD
 from tests.chain.parse_back import sglang
 from tests.chain.parse_back.reading import Reading
 
-FIELDS = sglang.FIELDS | HYBRID_FIELDS
+FIELDS = {**ENGINE.fields, **ENGINE.hybrid_fields}
 finish = sglang.finish
 
 

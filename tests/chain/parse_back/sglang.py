@@ -2,7 +2,7 @@
 
 from moebox.core.recipe import Flag
 from moebox.engines.flags import Argument
-from moebox.engines.sglang.engine import ALGORITHMS, ALWAYS_ON, FIELDS
+from moebox.engines.sglang.engine import ALGORITHMS, ALWAYS_ON, ENGINE
 from tests.chain.parse_back.reading import (
     Reading,
     ValueParser,
@@ -12,6 +12,7 @@ from tests.chain.parse_back.reading import (
     skip_value,
 )
 
+FIELDS = ENGINE.fields
 __all__ = ["FIELDS", "finish", "parse_flag"]
 DRAFT_FLAGS = ("--speculative-algorithm", "--speculative-draft-model-path", "--speculative-num-steps")
 

@@ -3,7 +3,7 @@
 from moebox.core import presets
 from moebox.core.recipe import Flag
 from moebox.engines.flags import Argument
-from moebox.engines.vllm.engine import FIELDS, KV
+from moebox.engines.vllm.engine import ENGINE, KV
 from tests.chain.parse_back.reading import (
     Reading,
     ValueParser,
@@ -13,6 +13,7 @@ from tests.chain.parse_back.reading import (
     skip_value,
 )
 
+FIELDS = ENGINE.fields
 __all__ = ["FIELDS", "finish", "parse_flag"]
 
 

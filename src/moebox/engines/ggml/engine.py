@@ -5,8 +5,8 @@ from abc import abstractmethod
 from moebox.core.box import Box, Gpu
 from moebox.core.deployment import Deployment
 from moebox.core.plan import PlanWarning
-from moebox.core.recipe import Recipe
-from moebox.engines.arguments import LaunchNode, add_recipe_flags, field_arguments, thinking_off_json
+from moebox.core.recipe import Hybrid, Recipe
+from moebox.engines.arguments import LaunchNode, add_recipe_flags, field_arguments, hybrid_arguments, thinking_off_json
 from moebox.engines.engine import Engine
 from moebox.engines.flags import Argument, flag_catalogue
 from moebox.engines.ggml import memory
@@ -41,16 +41,12 @@ def layer_arguments(recipe: Recipe) -> list[Argument]:
     """Arguments of context, threads, batches and placement; without [hybrid] everything is on the GPUs."""
     # The server divides -c over its slots, so it gets the context times the slots.
     out: list[Argument] = [("-c", str(recipe.context * recipe.slots))] if recipe.context else []
-    hybrid = recipe.hybrid
-    if hybrid is None:
+    if recipe.hybrid is None:
         return [*out, ("-ngl", str(ALL_LAYERS))]
-    for flag, path in HYBRID_FIELDS.items():
-        value = getattr(hybrid, path.removeprefix("hybrid."))
-        if value is not None:
-            out.append((flag, str(value)))
-    if hybrid.split:
-        out.append(("-ts", ",".join(map(str, hybrid.split))))
-    return out + [("-ot", rule) for rule in placement_rules(recipe)]
+    out += hybrid_arguments(recipe, HYBRID_FIELDS)
+    if recipe.hybrid.split:
+        out.append(("-ts", ",".join(map(str, recipe.hybrid.split))))
+    return out + [("-ot", rule) for rule in placement_rules(recipe.hybrid)]
 
 
 def tier_arguments(deployment: Deployment) -> list[Argument]:
@@ -60,14 +56,11 @@ def tier_arguments(deployment: Deployment) -> list[Argument]:
     return [*out, ("--slot-save-path", store_folder(deployment))] if tiers.disk_gib else out
 
 
-def placement_rules(recipe: Recipe) -> tuple[str, ...]:
+def placement_rules(hybrid: Hybrid) -> tuple[str, ...]:
     """Rules of which tensors go where; the first that matches wins, so the GPUs come before RAM.
 
     Layers are named one by one: -ncmoe counts from the front in llama.cpp and differently in ik_llama.cpp.
     """
-    hybrid = recipe.hybrid
-    if hybrid is None:
-        return ()
     if hybrid.ranges or hybrid.split:  # split: experts are with their layers
         return hybrid.ranges
     placed = [

@@ -31,10 +31,10 @@ def memory_budget(deployment: Deployment) -> Memory:
     if recipe.placement.gpu_layers > 0:  # GPUs of the first node
         used = [index for index in recipe.used_gpus(box) if index < len(box.gpus)]
     owned, last = owned_layers(model, [box.gpus[index] for index in used]), len(used) - 1
-    budgets = {}
-    for slot, index in enumerate(used):
-        gpu, layers = box.gpus[index], owned[slot]
-        budgets[index] = gpu_budget(index, gpu, model, checkpoint, recipe, layers, slot, last=slot == last)
+    budgets = {
+        index: gpu_budget(box.gpus[index], model, checkpoint, recipe, owned[slot], slot, last=slot == last)
+        for slot, index in enumerate(used)
+    }
     ram = ram_budget(box, model, checkpoint, recipe)
     return memory_of_devices(model, recipe, add_host_memory(box, all_gpu_memory(box.gpus, budgets), ram))
 
@@ -79,15 +79,7 @@ def owned_layers(model: Model, gpus: list[Gpu]) -> list[list[int]]:
 
 
 def gpu_budget(
-    index: int,
-    gpu: Gpu,
-    model: Model,
-    checkpoint: Checkpoint,
-    recipe: Recipe,
-    layers: list[int],
-    slot: int,
-    *,
-    last: bool,
+    gpu: Gpu, model: Model, checkpoint: Checkpoint, recipe: Recipe, layers: list[int], slot: int, *, last: bool
 ) -> DeviceMemory:
     """One GPU's bytes; `slot` is its place among those used."""
     experts = recipe.placement.experts
@@ -96,7 +88,7 @@ def gpu_budget(
         weights["routed_experts"] = len(experts[slot]) * checkpoint.expert_layer_bytes
     compute = compute_bytes(model, recipe, last=last, alone=last and slot == 0)
     return device_memory(
-        f"gpu{index}",
+        "gpu",
         gpu.memory,
         weights,
         kv=layer_cache_bytes(model, recipe, len(layers)),

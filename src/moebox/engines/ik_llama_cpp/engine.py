@@ -17,10 +17,7 @@ from moebox.units import format_count
 # The fork takes keys from argv or a file; bash makes a file out of the variable that is not on disk.
 ENTER_WITH_KEY = 'exec "$@" --api-key-file <(printf "%s\\n" "$LLAMA_API_KEY")'
 MAINLINE_QUANT = re.compile(r"NVFP4|^T?Q[12]_0$", re.IGNORECASE)  # UD-TQ1_0 is a mix without that type
-
-
-def has_budget(recipe: Recipe) -> bool:
-    return is_at_least(recipe, "2026-08")
+WITH_BUDGET = "2026-08"  # the first version that has a budget of thinking
 
 
 class IkLlamaCppEngine(GgmlEngine):
@@ -38,7 +35,8 @@ class IkLlamaCppEngine(GgmlEngine):
 
     def thinking_off(self, deployment: Deployment) -> Argument:
         """From August 2026 on the template's switch puts the answer into reasoning_content; a budget of 0 does not."""
-        return ("--reasoning-budget", "0") if has_budget(deployment.recipe) else super().thinking_off(deployment)
+        has_budget = is_at_least(deployment.recipe, WITH_BUDGET)
+        return ("--reasoning-budget", "0") if has_budget else super().thinking_off(deployment)
 
     def entry_command(self, recipe: Recipe) -> tuple[str, ...]:
         return python_entry(recipe, program=("llama-server",), module=("-m", "ik_llama_cpp.server"))
@@ -81,11 +79,10 @@ class IkLlamaCppEngine(GgmlEngine):
         if recipe.vision:
             text = "Kimi's vision tower is not served by ik_llama.cpp"
             found.append(plan_warning("warning", text, "vision = false"))
-        if not recipe.thinking and has_budget(recipe):
-            text = (
-                "thinking is turned off by a budget of 0; the template's switch would put answers in reasoning_content"
-            )
-            found.append(plan_warning("note", text, source="ik_llama.cpp of August 2026, tried"))
+        if not recipe.thinking and is_at_least(recipe, WITH_BUDGET):
+            text = "thinking is turned off by a budget of 0"
+            why = "the template's switch would put answers in reasoning_content"
+            found.append(plan_warning("note", f"{text}; {why}", source="ik_llama.cpp of August 2026, tried"))
         return found
 
 

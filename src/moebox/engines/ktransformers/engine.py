@@ -1,13 +1,13 @@
 """KTransformers: the SGLang fork's command line with what kt-kernel needs, its log, and what it refuses."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from moebox.core.deployment import Deployment
 from moebox.core.plan import PlanWarning
 from moebox.core.recipe import Recipe
-from moebox.engines.arguments import LaunchNode, add_recipe_flags
+from moebox.engines.arguments import LaunchNode, add_recipe_flags, hybrid_arguments
 from moebox.engines.assemble import python_entry
 from moebox.engines.engine import Engine
 from moebox.engines.events import LogPattern, engine_patterns
@@ -17,12 +17,6 @@ from moebox.engines.ktransformers.traits import TRAITS
 from moebox.engines.sglang import engine as sglang
 from moebox.engines.support import plan_warning
 
-HYBRID_FIELDS = {
-    "--kt-cpuinfer": "hybrid.threads",
-    "--kt-threadpool-count": "hybrid.pools",
-    "--kt-num-gpu-experts": "hybrid.gpu_experts",
-}
-VARIABLES = sglang.VARIABLES | {"--kt-weight-path": "MODEL_PATH"}
 # CPU and GPUs read the same files in these formats (Native-Precision-Tutorial.md, DeepSeek-V4-Flash.md).
 METHODS = {"int4-g32": "RAWINT4", "fp8-block": "FP8", "bf16": "BF16", "mxfp4": "MXFP4"}
 # From this many tokens on a prompt is read on the GPUs, layer by layer (Kimi-K2-Thinking-Native.md).
@@ -42,33 +36,34 @@ class KTransformersEngine(Engine):
     """
 
     traits = TRAITS
-    fields = sglang.FIELDS
-    hybrid_fields = HYBRID_FIELDS
-    variables = VARIABLES
-    environment = staticmethod(sglang.environment)
-    hide_api_key = staticmethod(sglang.hide_api_key)
+    fields = sglang.ENGINE.fields
+    hybrid_fields: Mapping[str, str] = {
+        "--kt-cpuinfer": "hybrid.threads",
+        "--kt-threadpool-count": "hybrid.pools",
+        "--kt-num-gpu-experts": "hybrid.gpu_experts",
+    }
+    variables: Mapping[str, str] = {**sglang.ENGINE.variables, "--kt-weight-path": "MODEL_PATH"}
+    environment = staticmethod(sglang.ENGINE.environment)
+    hide_api_key = staticmethod(sglang.ENGINE.hide_api_key)
     memory_budget = staticmethod(memory.memory_budget)
     max_gpu_experts = staticmethod(memory.max_gpu_experts)
     memory_lines = staticmethod(memory.memory_lines)
     setting_reasons = staticmethod(memory.setting_reasons)
     step_tokens = staticmethod(memory.step_tokens)
     default_max_seqs = 4  # --max-running-requests of the project's launches
-    prompts_first = sglang.SglangEngine.prompts_first
-    reserves_output = sglang.SglangEngine.reserves_output
-    schedules_ahead = sglang.SglangEngine.schedules_ahead
+    prompts_first = sglang.ENGINE.prompts_first
+    reserves_output = sglang.ENGINE.reserves_output
+    schedules_ahead = sglang.ENGINE.schedules_ahead
 
     def arguments(self, deployment: Deployment, *, node: LaunchNode | None = None, host: str = "") -> list[Argument]:
         """Command-line arguments after the entry; drafts beside kt-kernel are not proven, and refused."""
         recipe, checkpoint = deployment.recipe, deployment.known_checkpoint
         known = flag_catalogue(recipe.engine, recipe.engine_version)
         undrafted = deployment.with_recipe(replace(recipe, speculate=None))
-        out = sglang.base_arguments(undrafted, node=node, host=host)
+        out = sglang.ENGINE.base_arguments(undrafted, node=node, host=host)
         method = METHODS.get(checkpoint.quant if checkpoint else "", "AMXINT4")  # precision of experts on the CPU
         out += [("--kt-weight-path", deployment.weights_path), ("--kt-method", method)]
-        for flag, path in HYBRID_FIELDS.items():
-            value = getattr(recipe.hybrid, path.removeprefix("hybrid.")) if recipe.hybrid else None
-            if value is not None:
-                out.append((flag, str(value)))
+        out += hybrid_arguments(recipe, self.hybrid_fields)
         out += [("--kt-gpu-prefill-token-threshold", str(THRESHOLD)), ("--disable-shared-experts-fusion",)]
         return add_recipe_flags(out, recipe.flags, known)
 

@@ -41,7 +41,7 @@ def memory_budget(deployment: Deployment) -> Memory:
     tokens = min(max(0, room) // token, recipe.context * recipe.slots)
     devices = {
         index: device_memory(
-            f"gpu{index}",
+            "gpu",
             gpus[index].memory,
             gpu_weights(model, checkpoint, recipe),
             kv=tokens * token,

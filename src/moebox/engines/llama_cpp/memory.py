@@ -91,8 +91,8 @@ def device_budget(
     if device.gpu is not None:
         whole, gpu = _with_all_experts_on_gpus(model, recipe), box.gpus[device.gpu]
         # Slot 1 has no experts of its own here: they are added by layer.
-        bare = ggml.gpu_budget(int(name[3:]), gpu, model, checkpoint, whole, list(layers), 1, last=last)
-        return replace(bare, weights={**bare.weights, **experts}, free=bare.free - sum(experts.values()))
+        bare = ggml.gpu_budget(gpu, model, checkpoint, whole, list(layers), 1, last=last)
+        return replace(bare, device=name, weights=bare.weights | experts, free=bare.free - sum(experts.values()))
     weights = {**ggml.dense_weights(model, checkpoint, list(layers), last=last), **experts}
     if not device.node:
         weights["embed"] = checkpoint.bytes_by_component.get("embed", 0)

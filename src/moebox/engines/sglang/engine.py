@@ -1,7 +1,7 @@
 """SGLang: its command line and what it refuses. Flags by the parser of 0.5.23."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from moebox.core.box import Gpu
 from moebox.core.deployment import Deployment
@@ -25,31 +25,7 @@ from moebox.engines.sglang.traits import TRAITS
 from moebox.engines.support import layer_override, plan_warning, require_fp8_cache, weight_format_refusals
 from moebox.units import format_gib
 
-FIELDS: dict[str, str] = {
-    "--served-model-name": "served_name",
-    "--host": "listen.host",
-    "--port": "listen.port",
-    "--trust-remote-code": "trust_remote_code",
-    "--tp-size": "parallel.tp",
-    "--pp-size": "parallel.pp",
-    "--dcp-size": "parallel.dcp",
-    "--dp-size": "parallel.dp",
-    "--nnodes": "parallel.nodes",
-    "--context-length": "context",
-    "--mem-fraction-static": "memory_utilization",
-    "--max-running-requests": "max_seqs",
-    "--chunked-prefill-size": "batched_tokens",
-    "--tool-call-parser": "tool_parser",
-    "--reasoning-parser": "reasoning_parser",
-}
 KV = {"fp8": "fp8_e4m3", "bf16": "bf16"}  # recipe -> --kv-cache-dtype
-VARIABLES = {
-    "--model-path": "MODEL_PATH",
-    "--served-model-name": "SERVED_MODEL_NAME",
-    "--context-length": "MAX_MODEL_LEN",
-    "--mem-fraction-static": "GPU_MEMORY_UTILIZATION",
-    "--port": "PORT",
-}
 # The model's own prediction layers go by the name of the paper that calls them next-n (speculative/spec_info.py).
 OWN_LAYERS = "NEXTN"
 ALGORITHMS = {"mtp": OWN_LAYERS}
@@ -63,42 +39,10 @@ ENTER_WITH_KEY = (
     "import os, runpy, sys; sys.argv[1:1] = ['--api-key', os.environ['SGLANG_API_KEY']]; "
     "runpy.run_module('sglang.launch_server', run_name='__main__', alter_sys=True)"
 )
-
-# Dummy weights route every token to the same few experts; this routes evenly, as real routers do (environ.py).
-EVEN_ROUTING = {"SGLANG_SIMULATE_UNIFORM_EXPERTS": "1"}
 MOST_PREFILL = 16_384  # prompt tokens of all requests in a step by default (managers/schedule_policy.py)
-DUMMY_FLAGS: dict[str, Flag] = {"load-format": "dummy"}
 
 # deepseek_v4_memory_pool.py asserts a store of packed fp8 on every GPU; "auto" becomes fp8 (arg_groups/overrides.py).
 COMPRESSED = "https://github.com/sgl-project/sglang/issues/33194; SGLang deepseek_v4_memory_pool.py, August 2026"
-
-
-def base_arguments(deployment: Deployment, *, node: LaunchNode | None, host: str) -> list[Argument]:
-    """Arguments before the recipe's own flags; forks add theirs."""
-    node, recipe, parallel = node or LaunchNode(), deployment.recipe, deployment.recipe.parallel
-    known = flag_catalogue(recipe.engine, recipe.engine_version)
-    out: list[Argument] = [("--model-path", deployment.weights_path)]
-    out += field_arguments(recipe, FIELDS, known, host=host)
-    ranks = parallel.tp * parallel.dp
-    if parallel.dp > 1:
-        # SGLang counts all GPUs of its data-parallel attention groups under --tp-size.
-        out = [*merge_arguments(out, [("--tp-size", str(ranks))], known), ("--enable-dp-attention",)]
-    if parallel.ep:
-        out.append(("--ep-size", str(ranks)))
-    if recipe.kv != "auto":
-        out.append(("--kv-cache-dtype", KV.get(recipe.kv, recipe.kv)))
-    if recipe.prefix_caching is False:
-        out.append(("--disable-radix-cache",))
-    optional = vision_arguments(deployment, ("--mm-enable-dp-encoder",))
-    if not recipe.thinking:
-        optional.append(("--default-chat-template-kwargs", thinking_off_json(deployment)))
-    out += [argument for argument in optional if argument[0] in known.specs]  # a fork may have no such flag
-    out += [*draft_arguments(recipe), *tier_arguments(recipe)]
-    out += [(flag,) for flag in ALWAYS_ON]
-    if parallel.nodes > 1 or node.count is not None:
-        out = add_rank(out, node, recipe)
-        out.append(("--dist-init-addr", f"{node.master}:{deployment.engine.rendezvous_port}"))
-    return out
 
 
 def rank_gb(recipe: Recipe) -> int:
@@ -120,41 +64,8 @@ def tier_arguments(recipe: Recipe) -> list[Argument]:
     return out
 
 
-def draft_arguments(recipe: Recipe) -> list[Argument]:
-    draft = recipe.speculate
-    if draft is None:
-        return []
-    out: list[Argument] = [("--speculative-algorithm", _algorithm(draft))]
-    if draft.draft:
-        out.append(("--speculative-draft-model-path", draft.draft))
-    # A chain without branches: as many steps as draft tokens, and one verified token more.
-    out += [("--speculative-num-steps", str(draft.tokens)), ("--speculative-eagle-topk", "1")]
-    return [*out, ("--speculative-num-draft-tokens", str(draft.tokens + 1))]
-
-
-def environment(deployment: Deployment) -> dict[str, str]:
-    """Variables to set: without SPEC_V2_ENV the model is loaded twice to draft by its own layers."""
-    draft = deployment.recipe.speculate
-    own_layers = draft is not None and _algorithm(draft) == OWN_LAYERS
-    found, tiers = dict(SPEC_V2_ENV) if own_layers else {}, deployment.recipe.tiers
-    if tiers.disk_gib:
-        model, ranks = deployment.known_model, deployment.recipe.parallel.gpu_count
-        owners = 1 if model is not None and model.mla else ranks  # ranks of a latent cache share their files
-        found["SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"] = store_folder(deployment)
-        found["SGLANG_HICACHE_FILE_BACKEND_MAX_SIZE"] = str(int(tiers.disk_gib * GIB / owners))
-    return found | deployment.recipe.env
-
-
 def _algorithm(draft: Speculate) -> str:
     return ALGORITHMS.get(draft.method, draft.method.upper())
-
-
-def hide_api_key(argv: tuple[str, ...]) -> tuple[str, ...]:
-    """Pass the API key from SGLANG_API_KEY inside the Python process instead of in argv."""
-    first = next(place for place, word in enumerate(argv) if word.startswith("--"))
-    folder, slash, name = argv[0].rpartition("/")
-    python = argv[0] if name.startswith("python") else f"{folder}{slash}python3"
-    return (python, "-c", ENTER_WITH_KEY, *argv[first:])
 
 
 def bf16_cache_refusals(deployment: Deployment) -> list[PlanWarning]:
@@ -182,11 +93,30 @@ class SglangEngine(Engine):
     """Reads prompts before it decodes, and reserves cache for what requests have yet to write."""
 
     traits = TRAITS
-    fields = FIELDS
-    variables = VARIABLES
-    draft_arguments = staticmethod(draft_arguments)
-    environment = staticmethod(environment)
-    hide_api_key = staticmethod(hide_api_key)
+    fields: Mapping[str, str] = {
+        "--served-model-name": "served_name",
+        "--host": "listen.host",
+        "--port": "listen.port",
+        "--trust-remote-code": "trust_remote_code",
+        "--tp-size": "parallel.tp",
+        "--pp-size": "parallel.pp",
+        "--dcp-size": "parallel.dcp",
+        "--dp-size": "parallel.dp",
+        "--nnodes": "parallel.nodes",
+        "--context-length": "context",
+        "--mem-fraction-static": "memory_utilization",
+        "--max-running-requests": "max_seqs",
+        "--chunked-prefill-size": "batched_tokens",
+        "--tool-call-parser": "tool_parser",
+        "--reasoning-parser": "reasoning_parser",
+    }
+    variables: Mapping[str, str] = {
+        "--model-path": "MODEL_PATH",
+        "--served-model-name": "SERVED_MODEL_NAME",
+        "--context-length": "MAX_MODEL_LEN",
+        "--mem-fraction-static": "GPU_MEMORY_UTILIZATION",
+        "--port": "PORT",
+    }
     memory_budget = staticmethod(memory.memory_budget)
     memory_lines = staticmethod(memory.memory_lines)
     setting_reasons = staticmethod(memory.setting_reasons)
@@ -194,13 +124,71 @@ class SglangEngine(Engine):
     prompts_first = True
     reserves_output = True
     schedules_ahead = True  # the overlap scheduler, the default since 0.4
-    even_routing = EVEN_ROUTING
-    dummy_flags = DUMMY_FLAGS
+    # Dummy weights route every token to the same few experts; this routes evenly, as real routers do (environ.py).
+    even_routing: Mapping[str, str] = {"SGLANG_SIMULATE_UNIFORM_EXPERTS": "1"}
+    dummy_flags: Mapping[str, Flag] = {"load-format": "dummy"}
 
     def arguments(self, deployment: Deployment, *, node: LaunchNode | None = None, host: str = "") -> list[Argument]:
         recipe = deployment.recipe
         known = flag_catalogue(recipe.engine, recipe.engine_version)
-        return add_recipe_flags(base_arguments(deployment, node=node, host=host), recipe.flags, known)
+        return add_recipe_flags(self.base_arguments(deployment, node=node, host=host), recipe.flags, known)
+
+    def base_arguments(self, deployment: Deployment, *, node: LaunchNode | None, host: str) -> list[Argument]:
+        """Arguments before the recipe's own flags; forks add theirs."""
+        node, recipe, parallel = node or LaunchNode(), deployment.recipe, deployment.recipe.parallel
+        known = flag_catalogue(recipe.engine, recipe.engine_version)
+        out: list[Argument] = [("--model-path", deployment.weights_path)]
+        out += field_arguments(recipe, self.fields, known, host=host)
+        ranks = parallel.tp * parallel.dp
+        if parallel.dp > 1:
+            # SGLang counts all GPUs of its data-parallel attention groups under --tp-size.
+            out = [*merge_arguments(out, [("--tp-size", str(ranks))], known), ("--enable-dp-attention",)]
+        if parallel.ep:
+            out.append(("--ep-size", str(ranks)))
+        if recipe.kv != "auto":
+            out.append(("--kv-cache-dtype", KV.get(recipe.kv, recipe.kv)))
+        if recipe.prefix_caching is False:
+            out.append(("--disable-radix-cache",))
+        optional = vision_arguments(deployment, ("--mm-enable-dp-encoder",))
+        if not recipe.thinking:
+            optional.append(("--default-chat-template-kwargs", thinking_off_json(deployment)))
+        out += [argument for argument in optional if argument[0] in known.specs]  # a fork may have no such flag
+        out += [*self.draft_arguments(recipe), *tier_arguments(recipe)]
+        out += [(flag,) for flag in ALWAYS_ON]
+        if parallel.nodes > 1 or node.count is not None:
+            out = add_rank(out, node, recipe)
+            out.append(("--dist-init-addr", f"{node.master}:{deployment.engine.rendezvous_port}"))
+        return out
+
+    def draft_arguments(self, recipe: Recipe) -> list[Argument]:
+        draft = recipe.speculate
+        if draft is None:
+            return []
+        out: list[Argument] = [("--speculative-algorithm", _algorithm(draft))]
+        if draft.draft:
+            out.append(("--speculative-draft-model-path", draft.draft))
+        # A chain without branches: as many steps as draft tokens, and one verified token more.
+        out += [("--speculative-num-steps", str(draft.tokens)), ("--speculative-eagle-topk", "1")]
+        return [*out, ("--speculative-num-draft-tokens", str(draft.tokens + 1))]
+
+    def environment(self, deployment: Deployment) -> dict[str, str]:
+        """Variables to set: without SPEC_V2_ENV the model is loaded twice to draft by its own layers."""
+        draft = deployment.recipe.speculate
+        own_layers = draft is not None and _algorithm(draft) == OWN_LAYERS
+        found, tiers = dict(SPEC_V2_ENV) if own_layers else {}, deployment.recipe.tiers
+        if tiers.disk_gib:
+            model, ranks = deployment.known_model, deployment.recipe.parallel.gpu_count
+            owners = 1 if model is not None and model.mla else ranks  # ranks of a latent cache share their files
+            found["SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"] = store_folder(deployment)
+            found["SGLANG_HICACHE_FILE_BACKEND_MAX_SIZE"] = str(int(tiers.disk_gib * GIB / owners))
+        return found | deployment.recipe.env
+
+    def hide_api_key(self, argv: tuple[str, ...]) -> tuple[str, ...]:
+        """Pass the API key from SGLANG_API_KEY inside the Python process instead of in argv."""
+        first = next(place for place, word in enumerate(argv) if word.startswith("--"))
+        folder, slash, name = argv[0].rpartition("/")
+        python = argv[0] if name.startswith("python") else f"{folder}{slash}python3"
+        return (python, "-c", ENTER_WITH_KEY, *argv[first:])
 
     def entry_command(self, recipe: Recipe) -> tuple[str, ...]:
         return python_entry(recipe, program=("sglang", "serve"), module=("-m", MODULE))
@@ -212,7 +200,7 @@ class SglangEngine(Engine):
         return min(chunk, int(given) if given.isdecimal() else MOST_PREFILL)
 
     def dummy_weight_flags(self, deployment: Deployment, layers: int) -> dict[str, Flag]:
-        return {**DUMMY_FLAGS, "json-model-override-args": layer_override(deployment, layers)}
+        return {**self.dummy_flags, "json-model-override-args": layer_override(deployment, layers)}
 
     def find_refusals(self, deployment: Deployment) -> list[PlanWarning]:
         found = [*super().find_refusals(deployment), *weight_format_refusals(deployment)]

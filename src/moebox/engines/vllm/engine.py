@@ -1,6 +1,7 @@
 """vLLM: its command line and what it refuses. Flags by the parser of 0.32.0."""
 
 import json
+from collections.abc import Mapping
 from typing import Literal
 
 from moebox.core import presets
@@ -31,37 +32,7 @@ from moebox.units import format_gib
 # Loading and first compilation of a 600 GB checkpoint take longer than the 600 s that vLLM waits by default (envs.py).
 READY_TIMEOUT = {"VLLM_ENGINE_READY_TIMEOUT_S": "3600"}
 
-FIELDS: dict[str, str] = {
-    "--served-model-name": "served_name",
-    "--host": "listen.host",
-    "--port": "listen.port",
-    "--trust-remote-code": "trust_remote_code",
-    "--tensor-parallel-size": "parallel.tp",
-    "--pipeline-parallel-size": "parallel.pp",
-    "--decode-context-parallel-size": "parallel.dcp",
-    "--data-parallel-size": "parallel.dp",
-    "--enable-expert-parallel": "parallel.ep",
-    "--nnodes": "parallel.nodes",
-    "--max-model-len": "context",
-    "--gpu-memory-utilization": "memory_utilization",
-    "--max-num-seqs": "max_seqs",
-    "--max-num-batched-tokens": "batched_tokens",
-    "--enable-prefix-caching": "prefix_caching",
-    "--tool-call-parser": "tool_parser",
-    "--reasoning-parser": "reasoning_parser",
-}
 KV = {"fp8": "fp8", "bf16": "bfloat16", "f16": "float16"}  # recipe -> --kv-cache-dtype
-VARIABLES = {
-    "--served-model-name": "SERVED_MODEL_NAME",
-    "--max-model-len": "MAX_MODEL_LEN",
-    "--gpu-memory-utilization": "GPU_MEMORY_UTILIZATION",
-    "--port": "PORT",
-}
-
-# Dummy weights route every token to the same few experts; this routes evenly, as real routers do on average (envs.py).
-EVEN_ROUTING = {"VLLM_MOE_ROUTING_SIMULATION_STRATEGY": "uniform_random"}
-SHORT_WARMUP = {"VLLM_DEEP_GEMM_WARMUP": "skip"}  # GLM-5 in FP8: 2,042 kernels, seconds each the first time
-DUMMY_FLAGS: dict[str, Flag] = {"load-format": "dummy"}
 
 TRITON = "TRITON_MLA"
 # DeepSeek V4's own backends. FLASHMLA_SPARSE_DSV4 (the default except on SM12x), SM12x's and AMD's hold packed fp8 and
@@ -107,17 +78,14 @@ def tier_environment(deployment: Deployment) -> dict[str, str]:
 def _workspace_warnings(deployment: Deployment, backend: str) -> list[PlanWarning]:
     """A warning if TRITON_MLA reserves a large workspace for dense latent attention."""
     recipe, model, gpu = deployment.recipe, deployment.known_model, deployment.smallest_gpu
-    found, majors = [], sm_majors(deployment)
-    on_triton = majors & {"8", "12"} or backend == TRITON
-    if gpu is not None and model is not None and recipe.max_seqs is None and on_triton:
-        size, seqs = memory.workspace_bytes(gpu, model, recipe), memory.max_seqs(gpu, recipe)
-        if size >= 2**30:
-            text = (
-                f"without max_seqs, TRITON_MLA reserves {format_gib(size)} a GPU for {seqs:,} sequences, after memory "
-                "was planned"
-            )
-            found.append(plan_warning("warning", text, "max_seqs = 64", "vLLM 0.32.0 triton_mla.py"))
-    return found
+    on_triton = sm_majors(deployment) & {"8", "12"} or backend == TRITON
+    if gpu is None or model is None or recipe.max_seqs is not None or not on_triton:
+        return []
+    size, seqs = memory.workspace_bytes(gpu, model, recipe), memory.max_seqs(gpu, recipe)
+    if size < 2**30:
+        return []
+    text = f"without max_seqs, TRITON_MLA reserves {format_gib(size)} a GPU for {seqs:,} sequences"
+    return [plan_warning("warning", f"{text}, after memory was planned", "max_seqs = 64", "vLLM 0.32.0 triton_mla.py")]
 
 
 def _state_block_warnings(deployment: Deployment) -> list[PlanWarning]:
@@ -140,16 +108,41 @@ class VllmEngine(Engine):
     """Reads prompts in chunks beside decoding; the youngest request is preempted if the cache is full."""
 
     traits = TRAITS
-    fields = FIELDS
-    variables = VARIABLES
+    fields: Mapping[str, str] = {
+        "--served-model-name": "served_name",
+        "--host": "listen.host",
+        "--port": "listen.port",
+        "--trust-remote-code": "trust_remote_code",
+        "--tensor-parallel-size": "parallel.tp",
+        "--pipeline-parallel-size": "parallel.pp",
+        "--decode-context-parallel-size": "parallel.dcp",
+        "--data-parallel-size": "parallel.dp",
+        "--enable-expert-parallel": "parallel.ep",
+        "--nnodes": "parallel.nodes",
+        "--max-model-len": "context",
+        "--gpu-memory-utilization": "memory_utilization",
+        "--max-num-seqs": "max_seqs",
+        "--max-num-batched-tokens": "batched_tokens",
+        "--enable-prefix-caching": "prefix_caching",
+        "--tool-call-parser": "tool_parser",
+        "--reasoning-parser": "reasoning_parser",
+    }
+    variables: Mapping[str, str] = {
+        "--served-model-name": "SERVED_MODEL_NAME",
+        "--max-model-len": "MAX_MODEL_LEN",
+        "--gpu-memory-utilization": "GPU_MEMORY_UTILIZATION",
+        "--port": "PORT",
+    }
     memory_budget = staticmethod(memory.memory_budget)
     memory_lines = staticmethod(memory.memory_lines)
     setting_reasons = staticmethod(memory.setting_reasons)
     default_max_seqs = 1024  # on GPUs of 70 GiB and more (engine/arg_utils.py)
     schedules_ahead = True  # asynchronous scheduling, the default since 0.14
-    even_routing = EVEN_ROUTING
-    short_warmup = SHORT_WARMUP
-    dummy_flags = DUMMY_FLAGS
+    # Dummy weights route every token to the same few experts; this routes evenly, as real routers do (envs.py).
+    even_routing: Mapping[str, str] = {"VLLM_MOE_ROUTING_SIMULATION_STRATEGY": "uniform_random"}
+    # GLM-5 in FP8: 2,042 kernels, seconds each the first time
+    short_warmup: Mapping[str, str] = {"VLLM_DEEP_GEMM_WARMUP": "skip"}
+    dummy_flags: Mapping[str, Flag] = {"load-format": "dummy"}
 
     def arguments(self, deployment: Deployment, *, node: LaunchNode | None = None, host: str = "") -> list[Argument]:
         node, recipe = node or LaunchNode(), deployment.recipe
@@ -157,7 +150,7 @@ class VllmEngine(Engine):
         # The model is positional after `vllm serve`; the older module entry needs --model.
         named = "api_server" in recipe.runtime.entry
         out: list[Argument] = [("--model", deployment.weights_path) if named else (deployment.weights_path,)]
-        out += field_arguments(recipe, FIELDS, known, host=host)
+        out += field_arguments(recipe, self.fields, known, host=host)
         if recipe.tool_parser:
             out.append(("--enable-auto-tool-choice",))
         if recipe.kv != "auto":
@@ -203,7 +196,7 @@ class VllmEngine(Engine):
         return given if isinstance(given, int) else usual
 
     def dummy_weight_flags(self, deployment: Deployment, layers: int) -> dict[str, Flag]:
-        return {**DUMMY_FLAGS, "hf-overrides": layer_override(deployment, layers)}
+        return {**self.dummy_flags, "hf-overrides": layer_override(deployment, layers)}
 
     def find_refusals(self, deployment: Deployment) -> list[PlanWarning]:
         recipe, model, gpu = deployment.recipe, deployment.known_model, deployment.smallest_gpu
