@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
-
 from moebox import codec, engines, http
 from moebox.core import engine_event
 from moebox.core.deployment import Deployment
@@ -180,8 +178,15 @@ class EngineSession:
         self.oom = end.oom
         if end.guard and not self._failed and exists:
             kind = engine_event.EngineStopped if self.instance.ready else engine_event.AttemptStopped
-            tag = kind.__struct_config__.tag
-            event = msgspec.convert({**vars(end), "id": self.instance.id, "kind": tag}, kind)
+            event = kind(
+                id=self.instance.id,
+                code=end.code,
+                signals=tuple(end.signals),
+                oom=end.oom,
+                killed=end.killed,
+                log_bytes=end.log_bytes,
+                lost_bytes=end.lost_bytes,
+            )
             self.run.add_event(event)
         state.forget_instance(self.instance.id)
         self.watch.tail.close()
