@@ -79,6 +79,7 @@ def words(step: str, path: Path, *, without: str = "") -> list[str]:
 def recipe() -> Path:
     """The rehearsal model on the embedded engine."""
     path = Path(os.environ["MOEBOX_RUNS"]).parent / "embedded.toml"
+    path.parent.mkdir(exist_ok=True)
     box = dataclasses.replace(detect_machine(), gpus=(), links=())
     made = dataclasses.replace(recipes.plan_phantom(box).recipe, climb=Climb(contexts=(1024,), speculate=()))
     path.write_text(codec.to_toml(made))

@@ -104,6 +104,15 @@ def test_nan_and_infinity_become_null(tmp_path: Path) -> None:
     assert run.read_json("measurements/x.json") == {"a": None}
 
 
+@pytest.mark.parametrize("number", [b"NaN", b"-Infinity", b"1e999"])
+def test_numbers_that_are_none_are_read_as_null(number: bytes) -> None:
+    """Other programs write them: no figure of a report may be computed from one."""
+    entry = parse_line(b'{"time": ' + number + b', "kind": "tick", "data": {"n": [' + number + b"]}}")
+
+    assert entry
+    assert (entry.time, entry.event.data) == (0.0, {"n": [None]})
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.binary(max_size=400))
 def test_any_bytes_at_all_can_be_read(raw: bytes) -> None:

@@ -132,7 +132,6 @@ def test_llama_cpp_restores_saved_slots_and_damaged_files_show(tmp_path: Path):
     assert not any(damaged)
 
 
-@pytest.mark.siege
 def test_a_store_is_checked_across_a_restart(tmp_path: Path):
     """`verify --restart` stops and starts the engine before the conversations come back; others cannot be restarted."""
     tiers = KvTiers(disk_gib=0.01, folder=str(tmp_path / "kv"))

@@ -206,8 +206,13 @@ def _title_line(model: Model) -> Part:
 
 
 def model_page(model: Model, checkpoints: tuple[Checkpoint, ...]) -> list[Part]:
-    tables = (component_table(model, checkpoints[:4]), checkpoint_table(model, checkpoints, readers=True))
-    return [_title_line(model), "", make_grid(_shape_facts(model), gap=2), "", tables[0], "", tables[1]]
+    """Return the whole model; bytes by component for as many of the first checkpoints as there is width for."""
+    console, tables = stdout_console(), [component_table(model, checkpoints[:count]) for count in range(5)]
+    wide = console.options.update(max_width=1000)
+    components = [each for each in tables if console.measure(to_view(each), options=wide).maximum <= console.width]
+    components = components or tables[:1]
+    readers = checkpoint_table(model, checkpoints, readers=True)
+    return [_title_line(model), "", make_grid(_shape_facts(model), gap=2), "", components[-1], "", readers]
 
 
 def _shape_facts(model: Model) -> Iterator[tuple[str, str]]:

@@ -100,7 +100,7 @@ def parse_line(line: bytes) -> JournalEntry | None:
     if not line.startswith(b"{") or len(line) > MAX_LINE_BYTES:
         return None
     try:
-        value = json.loads(line.decode("utf-8", "replace"))
+        value = replace_nonfinite(json.loads(line.decode("utf-8", "replace")))
     except (ValueError, RecursionError):
         return None
     if not isinstance(value, dict) or not isinstance(value.get("kind"), str):

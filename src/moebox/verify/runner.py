@@ -164,7 +164,7 @@ def _report_progress(session: CheckSession, checks: Sequence[Check], on_progress
     began, total, requests = time.monotonic(), 0.0, catalogue.load_table("check_requests")["requests"]
     parts: dict[tuple[str, str], tuple[float, float]] = {}  # by probe: requests before it, and of it, about
     for check in checks:
-        left_out = _left_out(session.options, check.name)
+        left_out = _left_out(session, check.name)
         for name in [each for each in check.probes if each not in left_out]:
             parts[check.name, name] = total, requests[check.name] / len(check.probes)
             total += requests[check.name] / len(check.probes)
@@ -187,7 +187,7 @@ async def _run_check(session: CheckSession, check: Check) -> CheckVerdict:
     unusable = ""
     session.suspects = []
     session.offered_tools = ()  # the probes of a check share their tools: a prefix cache then knows them
-    left_out = _left_out(session.options, check.name)
+    left_out = _left_out(session, check.name)
     for name, function in check.probes.items():
         unusable = unusable or _budget_problem(session)
         if unusable or name in left_out:
@@ -222,9 +222,10 @@ async def _run_check(session: CheckSession, check: Check) -> CheckVerdict:
     return excuse_check(session.engine, verdict)
 
 
-def _left_out(options: VerifyOptions, check: str) -> frozenset[str]:
-    """Names of the probes that a quick run does not make."""
-    return frozenset(catalogue.load_table("check_requests")["not_quick"].get(check, ()) if options.brief else ())
+def _left_out(session: CheckSession, check: str) -> frozenset[str]:
+    """Names of the probes that a quick run does not make; a restart is requested for what returns after it."""
+    names = catalogue.load_table("check_requests")["not_quick"].get(check, ()) if session.options.brief else ()
+    return frozenset(names).difference(["returning"] if session.restart else [])
 
 
 def _budget_problem(session: CheckSession) -> str:
