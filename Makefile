@@ -39,8 +39,8 @@ $(READY): pyproject.toml
 run: $(READY) ## The whole pipeline on the rehearsal model: plan, start, verify, climb, measure, report
 	@$(BIN)/moebox run --yes
 
-check: lint ## The inner loop: style, types, the import rule, and the tests that take no time
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not gpu and not engine and not siege and not sweep and not slow'
+check: lint ## The inner loop: style, types, the import rule, and the quick tests: a minute
+	@$(BIN)/python -m pytest -n 3 --dist worksteal -m 'not gpu and not engine and not siege and not sweep and not slow'
 
 # Side by side: mypy takes one core for half a minute the first time. A failure of one is an error of all.
 test: $(READY) $(DOCS_VENV)/.ready ## Lint, types, import rule, the docs site, and the whole suite
