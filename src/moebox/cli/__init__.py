@@ -7,16 +7,15 @@ import atexit
 import errno
 import gc
 import glob
-import importlib
 import os
 import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
+from importlib import metadata
 
 from moebox import __version__
 from moebox.data import load_table
-from moebox.entry_points import entry_points
 from moebox.errors import (
     IMPORT_ERRORS,
     INTERRUPTED,
@@ -57,9 +56,9 @@ codes: 0 good, 1 the answer is no, 2 bad input, 3 outside failure, 130 Ctrl-C.""
 def add_plugins() -> list[str]:
     """Add the commands of other packages to the tables; return why some were left out."""
     problems = []
-    for _, module in entry_points(PLUGINS):
+    for point in sorted(metadata.entry_points(group=PLUGINS)):
         try:
-            package = importlib.import_module(module)
+            package = point.load()
             if taken := sorted(COMMANDS.keys() & package.COMMANDS.keys()):
                 raise ImportError(f"moebox has `{taken[0]}` already")
             COMMANDS.update(package.COMMANDS)
@@ -67,7 +66,7 @@ def add_plugins() -> list[str]:
             for section, names in getattr(package, "SECTIONS", {}).items():
                 SECTIONS[section] = (*SECTIONS.get(section, ()), *names)
         except IMPORT_ERRORS as problem:
-            problems.append(f"commands of {module} are left out: {type(problem).__name__}: {problem}")
+            problems.append(f"commands of {point.value} are left out: {type(problem).__name__}: {problem}")
     return problems
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moebox.core.traits import Traits
-from moebox.entry_points import entry_points
 from moebox.errors import IMPORT_ERRORS, UnknownName
 
 ENTRY_POINT_GROUP = "moebox.engines"
@@ -40,13 +39,16 @@ class Registry:
 
 @functools.cache
 def load_registry() -> Registry:
+    from importlib import metadata  # slow to import, and many commands need no engine
+
     found: dict[str, RegisteredEngine] = {}
     for path in OWN_FOLDER.glob("*/traits.py"):
         package = f"{OWN_PACKAGE}.{path.parent.name}"
         traits = importlib.import_module(f"{package}.traits").TRAITS
         found[traits.name] = RegisteredEngine(traits=traits, package=package)
     problems: list[str] = []
-    for name, package in entry_points(ENTRY_POINT_GROUP):
+    points = {(point.name, point.value) for point in metadata.entry_points(group=ENTRY_POINT_GROUP)}
+    for name, package in sorted(points):
         if package.startswith(f"{OWN_PACKAGE}."):
             continue
         problem = ""
