@@ -42,24 +42,26 @@ def test_triton_reads_one_long_context_slowly() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kept", "model", "layers", "steps"),
-    [("sglang-qwen", "qwen3-235b", 36, 18), ("sglang-minimax", "minimax-m2.5", 12, 13)],
+    ("kept", "model", "backend"),
+    [
+        ("sglang-qwen-36", "qwen3-235b", "triton"),
+        ("sglang-minimax-12", "minimax-m2.5", "triton"),
+        ("sglang-fa3-qwen-24", "qwen3-235b", "fa3"),
+        ("sglang-fa3-minimax-24", "minimax-m2.5", "fa3"),
+    ],
 )
-def test_sglang_on_an_h200_is_forecast_by_published_rows(kept: str, model: str, layers: int, steps: int) -> None:
-    """SGLang 0.5.15 with Triton attention. Nothing was fitted; MiniMax's long contexts have half a say in Triton's row.
-
-    Decode steps within 15%, of Qwen3 within 12%; first tokens within 22%: Qwen3's of 128 tokens is 21% too slow.
-    """
-    made, flags = rows.published(), {"attention-backend": "triton"}
+def test_sglang_on_an_h200_is_forecast_by_published_rows(kept: str, model: str, backend: str) -> None:
+    """SGLang 0.5.15; nothing was fitted to these boots. Decode steps within 12%, first tokens within 20%."""
+    made, flags = rows.published(), {"attention-backend": backend}
     recipe = made.recipe_of("sglang", model, "fp8", kv="bf16", max_seqs=64, flags=flags, engine_version="0.5.15")
-    speed = made.speed_of(made.box_of("1x-h200"), recipe, layers)
-    real = codec.decode(Boot, codec.load_json(H200 / f"{kept}-{layers}.json"), where=kept)
+    speed = made.speed_of(made.box_of("1x-h200"), recipe, int(kept.rpartition("-")[2]))
+    real = codec.decode(Boot, codec.load_json(H200 / f"{kept}.json"), where=kept)
     off = [speed.step_s(step.batch, step.context) / step.seconds - 1 for step in real.decode]
-    assert len(off) == steps
-    assert max(map(abs, off)) < (0.12 if kept == "sglang-qwen" else 0.15)
+    assert len(off) >= 13
+    assert max(map(abs, off)) < 0.12
     first = [(speed.prefill_s(prompt.tokens) + speed.request_s) / prompt.seconds - 1 for prompt in real.prefill]
     assert len(first) == 5
-    assert max(map(abs, first)) < 0.22
+    assert max(map(abs, first)) <= 0.20
 
 
 def test_backends_differ_by_generation_and_cache() -> None:

@@ -96,7 +96,7 @@ class Engine(Protocol):
         """Return how many prompt tokens one step may read on such a GPU."""
         return recipe.batched_tokens or self.traits.step_tokens
 
-    def captured_tokens(self, recipe: Recipe, gpu: Gpu) -> int:
+    def captured_tokens(self, deployment: Deployment, gpu: Gpu) -> int:
         """Return up to how many tokens a step with a prompt runs in captured graphs; 0 if the host launches it."""
         return 0
 

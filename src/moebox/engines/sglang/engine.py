@@ -18,7 +18,7 @@ from moebox.engines.arguments import (
 )
 from moebox.engines.assemble import python_entry
 from moebox.engines.engine import Engine
-from moebox.engines.flags import Argument, flag_catalogue
+from moebox.engines.flags import Argument, flag_catalogue, is_at_least
 from moebox.engines.kv_store import GIB, store_folder
 from moebox.engines.sglang import memory
 from moebox.engines.sglang.traits import TRAITS
@@ -40,6 +40,16 @@ ENTER_WITH_KEY = (
     "runpy.run_module('sglang.launch_server', run_name='__main__', alter_sys=True)"
 )
 MOST_PREFILL = 16_384  # prompt tokens of all requests in a step by default (managers/schedule_policy.py)
+
+NO_PROMPT_GRAPHS = ("disable-piecewise-cuda-graph", "disable-prefill-cuda-graph")
+VISION_IN_GRAPHS = (
+    "KimiK25ForConditionalGeneration",
+    "MiniMaxM3SparseForCausalLM",
+    "MiniMaxM3SparseForConditionalGeneration",
+    "Qwen3_5MoeForConditionalGeneration",
+)
+# With a token selector, or because the default attention on B200 falls back in graphs.
+EAGER_PROMPTS = ("DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM")
 
 # deepseek_v4_memory_pool.py asserts a store of packed fp8 on every GPU; "auto" becomes fp8 (arg_groups/overrides.py).
 COMPRESSED = "https://github.com/sgl-project/sglang/issues/33194; SGLang deepseek_v4_memory_pool.py, August 2026"
@@ -198,6 +208,24 @@ class SglangEngine(Engine):
         chunk = memory.chunk_and_batch(gpu, recipe)[0] if gpu else recipe.batched_tokens or TRAITS.step_tokens
         given = str(recipe.flags.get("max-prefill-tokens") or "")
         return min(chunk, int(given) if given.isdecimal() else MOST_PREFILL)
+
+    def captured_tokens(self, deployment: Deployment, gpu: Gpu) -> int:
+        """Return up to how many tokens of prompts run in graphs, by the rules of server_args.py since 0.5.10."""
+        recipe, model = deployment.recipe, deployment.known_model
+        groups = recipe.parallel.pp * recipe.parallel.dp * recipe.parallel.dcp
+        if model is None or not is_at_least(recipe, "0.5.10") or gpu.vendor != "NVIDIA" or groups > 1:
+            return 0
+        if (
+            any(map(recipe.flags.get, NO_PROMPT_GRAPHS))
+            or model.has_compressed_cache
+            or (model.vision and not (is_at_least(recipe, "0.5.18") and model.architecture in VISION_IN_GRAPHS))
+        ):
+            return 0
+        chunk = memory.chunk_and_batch(gpu, recipe)[0]
+        if model.mla is None:
+            return chunk
+        without = is_at_least(recipe, "0.5.15") and not is_at_least(recipe, "0.5.18")
+        return 0 if without or model.architecture in EAGER_PROMPTS else min(chunk, 2048)
 
     def dummy_weight_flags(self, deployment: Deployment, layers: int) -> dict[str, Flag]:
         return {**self.dummy_flags, "json-model-override-args": layer_override(deployment, layers)}

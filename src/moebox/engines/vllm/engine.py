@@ -189,8 +189,9 @@ class VllmEngine(Engine):
         """Prompt tokens that one step may read: by default more on larger GPUs."""
         return memory.step_tokens(gpu, recipe) if gpu else recipe.batched_tokens or TRAITS.step_tokens
 
-    def captured_tokens(self, recipe: Recipe, gpu: Gpu) -> int:
+    def captured_tokens(self, deployment: Deployment, gpu: Gpu) -> int:
         """Return the largest captured graph: twice the tokens that a full step decodes, at most 512 unless set."""
+        recipe = deployment.recipe
         usual = min(2 * memory.max_seqs(gpu, recipe) * (1 + recipe.draft_tokens), 512)
         given = recipe.flags.get("max-cudagraph-capture-size", usual)
         return given if isinstance(given, int) else usual

@@ -124,7 +124,7 @@ class Speed:
             draft=draft_with_acceptance(model, recipe.speculate) if recipe.speculate and drafts else None,
             draft_tokens=recipe.draft_tokens,
             graphs=not any(map(recipe.flags.get, EAGER_FLAGS)),
-            captured_tokens=load_engine(engine).captured_tokens(recipe, gpu),
+            captured_tokens=load_engine(engine).captured_tokens(deployment, gpu),
             host_factor=1 / tables.find_cpu(box.cpu.model).host,
             overhead=tables.find_overhead(engine, version, generation),
             fused_norms=tables.has_fused_norms(engine, version, generation, model.architecture),
