@@ -446,7 +446,8 @@ def _hybrid(row: dict[str, Any]) -> Speed:
     )
     layers = tuple(range(1, 1 + row["expert_layers"]))
     hybrid = Hybrid(experts=(layers,), threads=row["threads"], ubatch=row["ubatch"])
-    recipe = recipe_of(row["engine"], row["model"], row["checkpoint"], kv="f16", hybrid=hybrid)
+    flags = row.get("flags", {})
+    recipe = recipe_of(row["engine"], row["model"], row["checkpoint"], kv="f16", hybrid=hybrid, flags=flags)
     return speed_of(box, recipe)
 
 

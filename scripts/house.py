@@ -49,6 +49,7 @@ ALLOWED = {
     ("tasks/agent.py", "said"): "the same key",
     ("engines/vllm/traits.py", "wake"): "a route of vLLM",
     ("doctor/box.py", "pinned"): "pinned memory, CUDA's word",
+    ("engines/ggml/engine.py", "pinned"): "part of a variable of ggml",
     ("doctor/rank_program.py", "pin"): "an argument of torch",
     ("render/cluster.py", "claim"): "PersistentVolumeClaim, Kubernetes' word",
     ("hub/fetch.py", "tell"): "a method of Python's files",

@@ -42,3 +42,25 @@ def test_cores_with_avx512_read_prompts_faster() -> None:
         seconds.append(step.prefill_parts(512, 0)["experts on the CPU"])
 
     assert 1.3 < seconds[1] / seconds[0] < 1.7
+
+
+def test_prompts_are_slower_from_a_mapped_file() -> None:
+    """llama.cpp maps files unless told otherwise; ik_llama.cpp page-locks what stays in RAM."""
+    model, gpu = catalogue.find_model("kimi-k2.6"), catalogue.find_gpu("rtx-5090")
+    checkpoint = next(each for each in catalogue.published_checkpoints(model.name) if each.format == "gguf")
+    box = Box(name="box", gpus=(gpu,), cpu=Cpu(model="EPYC 9355", cores=32), ram_bandwidth=614_000_000_000)
+
+    def speed(engine: str, **changes: object) -> Speed:
+        usual = {"name": "x", "model": model.name, "checkpoint": checkpoint.name, "served_name": "x"}
+        hybrid = Hybrid(threads=32, ubatch=4096, mla=2 if engine == "ik_llama.cpp" else None)
+        recipe = Recipe(engine=engine, hybrid=hybrid, **usual, **changes)  # type: ignore[arg-type]
+        return Speed.from_published_rows(Deployment(recipe, model, checkpoint, box))
+
+    mapped, locked = speed("llama.cpp"), speed("llama.cpp", flags={"load-mode": "none"})
+    assert 1.7 < mapped.prefill_s(4096) / locked.prefill_s(4096) < 4
+    assert mapped.decode_tok_s(1, 4096) == locked.decode_tok_s(1, 4096)
+    assert mapped.range_factors("prompt")[0] < locked.range_factors("prompt")[0]
+    assert "copies from the mapped file" in mapped.basis_text("prompt")
+    assert "copies" not in mapped.basis_text("decode") + locked.basis_text("prompt")
+    forbidden = speed("ik_llama.cpp", env={"GGML_CUDA_NO_PINNED": "1"})
+    assert forbidden.prefill_s(4096) > 1.5 * speed("ik_llama.cpp").prefill_s(4096)

@@ -100,6 +100,10 @@ class Engine(Protocol):
         """Return up to how many tokens a step with a prompt runs in captured graphs; 0 if the host launches it."""
         return 0
 
+    def locks_weights(self, recipe: Recipe) -> bool:
+        """Whether weights in RAM are in page-locked memory, from which GPUs copy at the rate of their link."""
+        return True
+
     # Log, refusals and rehearsal.
     even_routing: Mapping[str, str] = EMPTY  # variables that distribute tokens evenly over experts
     short_warmup: Mapping[str, str] = EMPTY  # variables that skip a warm-up which a rehearsal does not need

@@ -33,6 +33,7 @@ HYBRID_FIELDS: dict[str, str] = {
 VARIABLES = {"-m": "MODEL_PATH", "--alias": "SERVED_MODEL_NAME", "-c": "MAX_MODEL_LEN", "--port": "PORT"}
 # The model's own template, and metrics for monitoring: a benchmark, `moebox watch`, Prometheus.
 ALWAYS_ON = ("--jinja", "--metrics")
+UNLOCKED = "GGML_CUDA_NO_PINNED"  # a variable that leaves weights out of page-locked memory
 ALL_LAYERS = 999  # more than any model has: every layer's dense part on the GPUs
 NOTICED = 2**30  # bytes of cache that are worth a warning
 

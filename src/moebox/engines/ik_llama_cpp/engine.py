@@ -8,7 +8,7 @@ from moebox.core.plan import Memory, PlanWarning
 from moebox.core.recipe import Recipe
 from moebox.engines.assemble import python_entry
 from moebox.engines.flags import Argument, is_at_least
-from moebox.engines.ggml.engine import GgmlEngine
+from moebox.engines.ggml.engine import UNLOCKED, GgmlEngine
 from moebox.engines.ggml.memory import memory_budget, offload_threshold
 from moebox.engines.ik_llama_cpp.traits import TRAITS
 from moebox.engines.support import engines_for_format, plan_warning, quantization_of
@@ -37,6 +37,10 @@ class IkLlamaCppEngine(GgmlEngine):
         """From August 2026 on the template's switch puts the answer into reasoning_content; a budget of 0 does not."""
         has_budget = is_at_least(deployment.recipe, WITH_BUDGET)
         return ("--reasoning-budget", "0") if has_budget else super().thinking_off(deployment)
+
+    def locks_weights(self, recipe: Recipe) -> bool:
+        """Tensors that -ot names are page-locked, unless a variable forbids it (llama-load-tensors.cpp)."""
+        return not any(name.startswith(UNLOCKED) for name in recipe.env)
 
     def entry_command(self, recipe: Recipe) -> tuple[str, ...]:
         return python_entry(recipe, program=("llama-server",), module=("-m", "ik_llama_cpp.server"))

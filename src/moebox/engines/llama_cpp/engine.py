@@ -3,13 +3,14 @@
 import re
 from pathlib import PurePosixPath
 
+from moebox.core.calibration import gpu_expert_layers
 from moebox.core.deployment import Deployment
-from moebox.core.plan import PlanWarning
+from moebox.core.plan import Memory, PlanWarning
 from moebox.core.recipe import Recipe
 from moebox.engines.arguments import LaunchNode
 from moebox.engines.assemble import python_entry
 from moebox.engines.flags import Argument
-from moebox.engines.ggml.engine import GgmlEngine
+from moebox.engines.ggml.engine import UNLOCKED, GgmlEngine
 from moebox.engines.llama_cpp import memory
 from moebox.engines.llama_cpp.traits import TRAITS
 from moebox.engines.support import engines_for_format, plan_warning, quantization_of
@@ -66,6 +67,18 @@ class LlamaCppEngine(GgmlEngine):
         program = str(PurePosixPath(self.entry_command(recipe)[0]).with_name(TRAITS.worker_programs[0]))
         port = recipe.listen.port + TRAITS.worker_port
         return (program, "-H", address, "-p", str(port), *(("-t", str(threads)) if threads else ()))
+
+    def locks_weights(self, recipe: Recipe) -> bool:
+        """Only if the file is not mapped (llama-model.cpp); GGML_CUDA_REGISTER_HOST does nothing here."""
+        mapped = "mmap" in str(recipe.flags.get("load-mode", "mmap")) and not recipe.flags.get("no-mmap")
+        return not mapped and UNLOCKED not in recipe.env
+
+    def setting_reasons(self, deployment: Deployment, memory: Memory) -> list[str]:
+        recipe, model = deployment.recipe, deployment.model
+        copies = recipe.hybrid and deployment.required_box.gpus and gpu_expert_layers(recipe) < model.moe_layers
+        if not copies or self.locks_weights(recipe):
+            return []
+        return ['the file is mapped: GPUs copy experts from RAM slowly; flags.load-mode = "none" reads prompts faster']
 
     def entry_command(self, recipe: Recipe) -> tuple[str, ...]:
         return python_entry(recipe, program=("llama-server",), module=("-m", "xllamacpp.server"))

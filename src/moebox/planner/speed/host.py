@@ -27,6 +27,13 @@ SLOWEST_RAM, FASTEST_RAM = 51.2e9, 844.8e9
 ASSUMED_RAM = "RAM at {} is assumed: the range covers {} to {}".format(
     *map(format_rate, (RAM, SLOWEST_RAM, FASTEST_RAM))
 )
+# Copies of experts to the GPUs from a mapped file, which one core copies into the driver's buffer first: 9 to 18 GB/s
+# on the Xeon of an H200 (pieces of 1 MiB to 2 GiB; page-locked 53 to 55; 19 November 2026), 11 to 18 on a 4090's host
+# (exllamav3#341), 10 in WSL (kekzl/imp#1409); prompts took 1.2 and 2.3 times as long (llama.cpp#25859, #28223).
+SLOWEST_COPY, MAPPED_COPY, FASTEST_COPY = 9e9, 14e9, 22e9
+ASSUMED_COPY = "the rate of copies from the mapped file is assumed: the range covers {} to {}".format(
+    *map(format_rate, (SLOWEST_COPY, FASTEST_COPY))
+)
 RANGE_PROMPT = 4096  # tokens of the prompt that gives the range of prompt rates
 # By ggml-rpc.cpp (November 2026) a server is sent, for every token of a step, the activations (f32) and the attention
 # mask over the cache (f16), without waiting for a reply; then the graph, unless it is that of the previous step. The
@@ -90,6 +97,7 @@ class HybridStep:
     layers_on_gpus: float  # expert layers on GPUs, or as many layers' worth of experts
     layers_in_ram: float
     ranks: int = 1  # GPUs that work on one layer together
+    mapped_copy: float = 0.0  # bytes/s of copies to all GPUs from a mapped file; 0: weights are page-locked
     host_copy: float = 0.0  # bytes/s at which RAM feeds all GPUs' copies; 0: only the link limits
     rank: RankWork  # the whole model on one rank: bytes and operations of every token
     hops: RpcHops | None = None  # between nodes
@@ -163,6 +171,7 @@ class HybridStep:
         least = c.upload_tokens * (model.moe.experts / model.moe.used if model.moe and c.upload_each else 1)
         if self.gpu and model.moe and self.layers_in_ram and tokens >= least:
             links = pcie_rate(self.gpu) * c.upload * self.ranks  # all links together, fed from one RAM
+            links = min(links, self.mapped_copy or links)
             copy_rate = 1 / (1 / links + 1 / self.host_copy) if self.host_copy else links
             parts = {
                 "copying experts to the GPU": self.layers_in_ram * activated / copy_rate,
@@ -196,17 +205,23 @@ class HybridStep:
         )
 
 
-def ram_factors(box: Box, step: HybridStep) -> dict[RangeKind, tuple[float, float]]:
-    """Return how much slower and faster it may be for an unknown RAM bandwidth; {} if it does not matter."""
-    if box.ram_rate or box.has_unified_memory or not (step.layers_in_ram or not box.gpus):
+def assumed_factors(box: Box, step: HybridStep) -> dict[RangeKind, tuple[float, float]]:
+    """Return how much slower and faster it may be for assumed rates: of RAM, and of copies from a mapped file."""
+    unknown_ram = not (box.ram_rate or box.has_unified_memory) and (step.layers_in_ram or not box.gpus)
+    if not (unknown_ram or step.mapped_copy):
         return {}
-    slow, middle, fast = (
-        replace(step, memory_rate=step.memory_rate * times, host_copy=step.host_copy * times)
-        for times in (SLOWEST_RAM / RAM, 1.0, FASTEST_RAM / RAM)
+    slow, fast = (
+        replace(
+            step,
+            memory_rate=step.memory_rate * (ram / RAM if unknown_ram else 1.0),
+            host_copy=step.host_copy * (ram / RAM if unknown_ram else 1.0),
+            mapped_copy=step.mapped_copy and copy,
+        )
+        for ram, copy in ((SLOWEST_RAM, SLOWEST_COPY), (FASTEST_RAM, FASTEST_COPY))
     )
 
     def factors(seconds: Callable[[HybridStep], Parts]) -> tuple[float, float]:
-        total = sum(seconds(middle).values())
+        total = sum(seconds(step).values())
         return total / sum(seconds(slow).values()), total / sum(seconds(fast).values())
 
     prompt = min(step.ubatch, RANGE_PROMPT)
@@ -247,6 +262,7 @@ def make_hybrid_step(
         mla_mode=0 if whole_heads else recipe.hybrid.mla if recipe.hybrid else None,
         ubatch=load_engine(recipe.engine).step_tokens(recipe),
         ranks=recipe.parallel.tp,
+        mapped_copy=0.0 if load_engine(recipe.engine).locks_weights(recipe) else MAPPED_COPY,
         host_copy=(box.ram_bandwidth_measured or nominal) * constants.upload_ram,
         layers_on_gpus=min(on_gpus, model.moe_layers),
         layers_in_ram=max(model.moe_layers - on_gpus, 0),
