@@ -1,9 +1,14 @@
 """Attention by backend: which one an engine takes on a GPU, and what a step takes with it."""
 
+import csv
+from pathlib import Path
+from statistics import geometric_mean, median
+
 import pytest
 
 from moebox import codec
 from moebox.checkpoint import deploy
+from moebox.core import catalogue
 from moebox.core.calibration import Boot
 from moebox.core.catalogue import table_rows
 from moebox.core.recipe import Parallel, Recipe
@@ -13,6 +18,9 @@ from moebox.planner.speed.attention import AttentionBackend, find_backends
 from moebox.planner.speed.step import GpuStep
 from tests.planner import rows
 from tests.planner.test_measured import H200
+
+TIMED = Path(__file__).parents[2] / "benchmarks" / "kernels" / "attention-h200.csv"
+SHAPE = ("heads", "kv_heads", "dim", "batch", "context", "new")
 
 
 def step_of(model: str, checkpoint: str, box: str, engine: str, **changes: object) -> GpuStep:
@@ -62,6 +70,29 @@ def test_sglang_on_an_h200_is_forecast_by_published_rows(kept: str, model: str, 
     first = [(speed.prefill_s(prompt.tokens) + speed.request_s) / prompt.seconds - 1 for prompt in real.prefill]
     assert len(first) == 5
     assert max(map(abs, first)) <= 0.20
+
+
+@pytest.mark.parametrize("kv", ["bf16", "fp8"])
+def test_tritons_row_on_hopper_is_what_was_timed(kv: str) -> None:
+    """The geometric mean of shapes for one long sequence, medians of many sequences and of pieces of prompts."""
+    gpu, one, many, prompts = catalogue.find_gpu("h200"), [], [], []
+    with TIMED.open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            heads, kv_heads, dim, batch, context, new = (int(row[name]) for name in SHAPE)
+            if (row["backend"], row["kv"]) != ("triton", kv) or heads == kv_heads:
+                continue
+            seconds, read = float(row["ms"]) / 1e3, 4 * batch * context * kv_heads * dim / (1 if kv == "bf16" else 2)
+            if new >= 4096:
+                prompts.append(4 * heads * dim * new * (context + new / 2) / seconds / gpu.bf16)
+            elif new == 1 and batch <= 2 and context >= 16384:
+                one.append(1e9 * seconds / context * 128 / dim)
+            elif new == 1 and batch >= 16 and read > 150e6:
+                many.append(read / seconds / gpu.bandwidth)
+    found = step_of("minimax-m2.5", "fp8", "8x-h200", "sglang", kv=kv, flags={"attention-backend": "triton"})
+    row = found.attention["gqa"]
+    assert row.stream_ns == pytest.approx(geometric_mean(one), rel=0.01)
+    assert row.bandwidth == pytest.approx(median(many), rel=0.03)
+    assert row.prompt == pytest.approx(median(prompts), rel=0.03)
 
 
 def test_backends_differ_by_generation_and_cache() -> None:
