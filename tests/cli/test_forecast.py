@@ -334,5 +334,6 @@ def test_a_guess_of_ram_is_not_shown_where_the_band_has_none(capsys: pytest.Capt
     """GPUs read the prompts: a band of a quarter was said to reach from 51 to 845 GB/s."""
     words = ["gpt-oss-120b", "--box", "2x-rtx-4090", "--ram", "128GiB", "--engine", "llama.cpp"]
 
-    assert "is assumed" in read_forecast(capsys, *words, "--decode")["basis"]
-    assert "is assumed" not in read_forecast(capsys, *words, "--prefill")["basis"]
+    assert "RAM at" in read_forecast(capsys, *words, "--decode")["basis"]
+    assert "RAM at" not in read_forecast(capsys, *words, "--prefill")["basis"]
+    assert "mapped file" in read_forecast(capsys, *words, "--prefill")["basis"]

@@ -42,12 +42,7 @@ ENTER_WITH_KEY = (
 MOST_PREFILL = 16_384  # prompt tokens of all requests in a step by default (managers/schedule_policy.py)
 
 NO_PROMPT_GRAPHS = ("disable-piecewise-cuda-graph", "disable-prefill-cuda-graph")
-VISION_IN_GRAPHS = (
-    "KimiK25ForConditionalGeneration",
-    "MiniMaxM3SparseForCausalLM",
-    "MiniMaxM3SparseForConditionalGeneration",
-    "Qwen3_5MoeForConditionalGeneration",
-)
+VISION_IN_GRAPHS = ("KimiK25", "MiniMaxM3", "Qwen3_5Moe")  # architectures begin so
 # With a token selector, or because the default attention on B200 falls back in graphs.
 EAGER_PROMPTS = ("DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM")
 
@@ -218,7 +213,9 @@ class SglangEngine(Engine):
         if (
             any(map(recipe.flags.get, NO_PROMPT_GRAPHS))
             or model.has_compressed_cache
-            or (model.vision and not (is_at_least(recipe, "0.5.18") and model.architecture in VISION_IN_GRAPHS))
+            or (
+                model.vision and not (is_at_least(recipe, "0.5.18") and model.architecture.startswith(VISION_IN_GRAPHS))
+            )
         ):
             return 0
         chunk = memory.chunk_and_batch(gpu, recipe)[0]

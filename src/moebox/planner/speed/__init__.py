@@ -21,7 +21,7 @@ from moebox.planner.speed import constants as tables
 from moebox.planner.speed.acceptance import draft_with_acceptance
 from moebox.planner.speed.attention import find_backends
 from moebox.planner.speed.explain import explain_measured_step, explain_step
-from moebox.planner.speed.host import ASSUMED_COPY, ASSUMED_RAM, HybridStep, assumed_factors, make_hybrid_step
+from moebox.planner.speed.host import HybridStep, assumed_factors, make_hybrid_step
 from moebox.planner.speed.links import make_fabric
 from moebox.planner.speed.measured import RANGE_SIGMAS, MeasuredSpeed, find_measured_speed
 from moebox.planner.speed.ranges import RANGE_KINDS, HostRange, RangeKind, find_range, range_label
@@ -37,6 +37,7 @@ ARRIVAL_S = 1e-4
 CPU_ONLY_SPREAD = 1.0
 # Of an unknown architecture or GPU: there are no published rows, so a factor of two either way is chosen, not fitted.
 UNKNOWN_SPREAD = math.log(2) / RANGE_SIGMAS
+NOTHING_ASSUMED = (1.0, 1.0, "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +55,7 @@ class Speed:
     unified_spread: float = 0.0  # on memory shared with the CPU, of which few results are published
     unknown_spread: float = 0.0  # of an architecture or GPU that is known only by its bytes
     unknown_text: str = ""  # the architecture, GPU or engine version that no table has
-    assumed_factors: Mapping[RangeKind, tuple[float, float]] = field(default_factory=dict)  # of RAM and copies
+    assumed: Mapping[RangeKind, tuple[float, float, str]] = field(default_factory=dict)  # factors of assumed rates
     request_s: float = 0.01  # HTTP, tokenizer and scheduling of a request before its first step
     intake_s: float = 0.001  # between two requests that arrive together
     text_s: float = 0.0  # more for a prompt that is text, and
@@ -171,7 +172,7 @@ class Speed:
             host_spread=tables.spread_between_hosts(host, 0),
             cpu_only_spread=0.0 if box.gpus else CPU_ONLY_SPREAD,
             unified_spread=unified.spread_sharing * box.has_unified_memory,
-            assumed_factors=assumed_factors(box, hybrid_step),
+            assumed=assumed_factors(box, hybrid_step),
         )
 
     def step_parts(self, batch: float, context: float, fresh: float = 0, past: float = 0, prompts: int = 1) -> Parts:
@@ -259,7 +260,7 @@ class Speed:
             return 1 / factor, factor
         others = (self.host_spread, self.unified_spread, self.cpu_only_spread, self.unknown_spread)
         low, high = _factors(math.hypot(spread, *others))
-        slower, faster = self.assumed_factors.get(kind, (1.0, 1.0))
+        slower, faster, _ = self.assumed.get(kind, NOTHING_ASSUMED)
         return low * slower, high * faster
 
     def basis_text(self, kind: RangeKind = "decode") -> str:
@@ -272,8 +273,8 @@ class Speed:
             return self.host_ranges[kind].text
         if self.cpu_only_spread:
             return "no published results of a CPU without a GPU"
-        if self.assumed_factors.get(kind, (1.0, 1.0)) != (1.0, 1.0):
-            return ASSUMED_COPY if self.assumed_factors["decode"] == (1.0, 1.0) else ASSUMED_RAM
+        if text := self.assumed.get(kind, NOTHING_ASSUMED)[2]:
+            return text
         if self.unified_spread:
             return "few results are published for memory shared with the CPU, and they differ"
         return "80% of results on other hosts"

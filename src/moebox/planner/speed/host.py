@@ -205,26 +205,28 @@ class HybridStep:
         )
 
 
-def assumed_factors(box: Box, step: HybridStep) -> dict[RangeKind, tuple[float, float]]:
-    """Return how much slower and faster it may be for assumed rates: of RAM, and of copies from a mapped file."""
-    unknown_ram = not (box.ram_rate or box.has_unified_memory) and (step.layers_in_ram or not box.gpus)
-    if not (unknown_ram or step.mapped_copy):
-        return {}
-    slow, fast = (
-        replace(
-            step,
-            memory_rate=step.memory_rate * (ram / RAM if unknown_ram else 1.0),
-            host_copy=step.host_copy * (ram / RAM if unknown_ram else 1.0),
-            mapped_copy=step.mapped_copy and copy,
+def assumed_factors(box: Box, step: HybridStep) -> dict[RangeKind, tuple[float, float, str]]:
+    """Return how much slower and faster it may be for assumed rates, and what is assumed: of RAM, and of copies."""
+    variants = []
+    if not (box.ram_rate or box.has_unified_memory) and (step.layers_in_ram or not box.gpus):
+        slow, fast = (
+            replace(step, memory_rate=step.memory_rate * times, host_copy=step.host_copy * times)
+            for times in (SLOWEST_RAM / RAM, FASTEST_RAM / RAM)
         )
-        for ram, copy in ((SLOWEST_RAM, SLOWEST_COPY), (FASTEST_RAM, FASTEST_COPY))
-    )
-
-    def factors(seconds: Callable[[HybridStep], Parts]) -> tuple[float, float]:
-        total = sum(seconds(step).values())
-        return total / sum(seconds(slow).values()), total / sum(seconds(fast).values())
-
+        variants.append((slow, fast, ASSUMED_RAM))
+    if step.mapped_copy:
+        slow, fast = (replace(step, mapped_copy=rate) for rate in (SLOWEST_COPY, FASTEST_COPY))
+        variants.append((slow, fast, ASSUMED_COPY))
     prompt = min(step.ubatch, RANGE_PROMPT)
+
+    def factors(seconds: Callable[[HybridStep], Parts]) -> tuple[float, float, str]:
+        total, low, high, texts = sum(seconds(step).values()), 1.0, 1.0, []
+        for slow, fast, text in variants:
+            slower, faster = (total / sum(seconds(each).values()) for each in (slow, fast))
+            low, high = low * slower, high * faster
+            texts += [text] * (slower < faster)
+        return low, high, "; ".join(texts)
+
     decode = factors(lambda each: each.decode_parts(1, 1024))
     return {"decode": decode, "serving": decode, "prompt": factors(lambda each: each.prefill_parts(prompt, 0))}
 
