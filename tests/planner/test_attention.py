@@ -72,6 +72,26 @@ def test_sglang_on_an_h200_is_forecast_by_published_rows(kept: str, model: str, 
     assert max(map(abs, first)) <= 0.20
 
 
+@pytest.mark.parametrize(
+    ("model", "checkpoint", "version", "flags", "captured"),
+    [
+        ("qwen3-235b", "fp8", "0.5.9", {}, False),
+        ("qwen3-235b", "fp8", "0.5.10", {}, True),
+        ("qwen3-235b", "fp8", "0.5.23", {"cuda-graph-backend-prefill": "disabled"}, False),
+        ("qwen3-235b", "fp8", "0.5.23", {"disable-prefill-cuda-graph": True}, False),
+        ("kimi-k2.6", "int4", "0.5.15", {}, False),
+        ("kimi-k2.6", "int4", "0.5.18", {}, True),
+        ("glm-5", "fp8", "0.5.23", {}, False),
+    ],
+)
+def test_sglang_reads_prompts_in_graphs_by_its_rules(
+    model: str, checkpoint: str, version: str, flags: dict[str, str | bool], captured: bool
+) -> None:
+    """By version, flags and architecture (server_args.py of 0.5.9 to 0.5.23)."""
+    found = step_of(model, checkpoint, "8x-h200", "sglang", engine_version=version, flags=flags)
+    assert bool(found.captured_tokens) == captured
+
+
 @pytest.mark.parametrize("kv", ["bf16", "fp8"])
 def test_tritons_row_on_hopper_is_what_was_timed(kv: str) -> None:
     """The geometric mean of shapes for one long sequence, medians of many sequences and of pieces of prompts."""

@@ -62,5 +62,8 @@ def test_prompts_are_slower_from_a_mapped_file() -> None:
     assert mapped.range_factors("prompt")[0] < locked.range_factors("prompt")[0]
     assert "copies from the mapped file" in mapped.basis_text("prompt")
     assert "copies" not in mapped.basis_text("decode") + locked.basis_text("prompt")
+    for mode in ("auto", "mmap", "mmap+mlock"):
+        assert speed("llama.cpp", flags={"load-mode": mode}).prefill_s(4096) == mapped.prefill_s(4096)
+    assert speed("llama.cpp", flags={"-lm": "none"}).prefill_s(4096) == locked.prefill_s(4096)
     forbidden = speed("ik_llama.cpp", env={"GGML_CUDA_NO_PINNED": "1"})
     assert forbidden.prefill_s(4096) > 1.5 * speed("ik_llama.cpp").prefill_s(4096)

@@ -70,8 +70,8 @@ class LlamaCppEngine(GgmlEngine):
 
     def locks_weights(self, recipe: Recipe) -> bool:
         """Only if the file is not mapped (llama-model.cpp); GGML_CUDA_REGISTER_HOST does nothing here."""
-        mapped = "mmap" in str(recipe.flags.get("load-mode", "mmap")) and not recipe.flags.get("no-mmap")
-        return not mapped and UNLOCKED not in recipe.env
+        mode = recipe.flags.get("load-mode", recipe.flags.get("-lm"))  # "auto", the default, maps
+        return (mode in ("none", "mlock") or bool(recipe.flags.get("no-mmap"))) and UNLOCKED not in recipe.env
 
     def setting_reasons(self, deployment: Deployment, memory: Memory) -> list[str]:
         recipe, model = deployment.recipe, deployment.model

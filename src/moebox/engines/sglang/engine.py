@@ -212,6 +212,7 @@ class SglangEngine(Engine):
             return 0
         if (
             any(map(recipe.flags.get, NO_PROMPT_GRAPHS))
+            or recipe.flags.get("cuda-graph-backend-prefill") == "disabled"
             or model.has_compressed_cache
             or (
                 model.vision and not (is_at_least(recipe, "0.5.18") and model.architecture.startswith(VISION_IN_GRAPHS))
