@@ -175,7 +175,7 @@ class Handler(BaseHTTPRequestHandler):
     """One request."""
 
     protocol_version = "HTTP/1.1"
-    jobs: ClassVar[dict[str, AgentJob]] = {}
+    jobs: ClassVar[dict[str, AgentJob]]
 
     def log_message(self, *_: Any) -> None:
         """Be quiet."""
@@ -217,14 +217,6 @@ class Handler(BaseHTTPRequestHandler):
 
     def _job(self, conversation: str) -> AgentJob:
         """The job whose instruction stands in the conversation, whatever a client puts around it."""
-        if not self.jobs:
-            for family in FAMILIES:
-                for level in LEVELS:
-                    for seed in SEEDS:
-                        job = make_job(family, level, seed)
-                        text = json.dumps(job.instruction)[1:-1]
-                        assert text not in self.jobs
-                        self.jobs[text] = job
         twice = conversation.replace("\\\\", "\\").replace('\\"', '"')
         return next(job for text, job in self.jobs.items() if text in conversation or text in twice)
 
@@ -312,7 +304,21 @@ def cut(text: str, size: int = 400) -> list[str]:
     return [text[start : start + size] for start in range(0, len(text), size)]
 
 
+def jobs_by_instruction() -> dict[str, AgentJob]:
+    """Every job that may be asked for."""
+    jobs: dict[str, AgentJob] = {}
+    for family in FAMILIES:
+        for level in LEVELS:
+            for seed in SEEDS:
+                job = make_job(family, level, seed)
+                text = json.dumps(job.instruction)[1:-1]
+                assert text not in jobs
+                jobs[text] = job
+    return jobs
+
+
 def main() -> None:
+    Handler.jobs = jobs_by_instruction()  # before the first request: several may come at once
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     print(server.server_address[1], flush=True)
