@@ -69,6 +69,10 @@ def test_a_row_that_is_not_valid_is_named(change: dict[str, object], problem: st
         ("nightly", ">=0.25", False),
         ("nightly", "", True),
         ("0.1.dev19253+g5f76ae224", "<0.27", False),  # built without a tag: not version 0.1
+        ("1a2b3c4d", ">=0.25", False),  # a commit
+        ("nightly-2026-11-01", ">=0.25", False),
+        ("v0.25.1", ">=0.25", True),
+        ("b1166901", "b9840..", True),  # a build, though every sign of it may stand in a commit
     ],
 )
 def test_versions_are_compared_in_their_own_way_of_counting(version: str, wanted: str, holds: bool) -> None:

@@ -8,10 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebox.core.registry import engine_names
+from moebox.core.support_matrix import version_numbers
 from moebox.engines.arguments import canonical_name, flatten
-from moebox.engines.flags import check_arguments, flag_catalogue, known_versions, newest_version, version_key
+from moebox.engines.flags import check_arguments, flag_catalogue, is_at_least, known_versions, newest_version
 from moebox.errors import BadInput
 from tests.chain.parse_back import split_argv
+from tests.embedded import phantom_recipe
 
 ACCEPTED = Path(__file__).parent / "accepted"
 # Where the catalogue cannot know, or knows better: keys deep inside a JSON value, a rule between two flags, a value
@@ -87,6 +89,37 @@ def test_an_older_version_keeps_its_flags():
     assert "no flag --no-such" in find_problem("vllm", "0.20.0", "--no-such")
 
 
+@pytest.mark.parametrize(
+    ("engine", "version", "release", "holds"),
+    [
+        ("vllm", "", "0.32", True),
+        ("vllm", "0.30", "0.30.0", True),
+        ("vllm", "0.29.9", "0.30.0", False),
+        ("vllm", "nightly", "0.32", True),
+        ("vllm", "main", "0.32", True),
+        ("vllm", "1a2b3c4d", "0.32", True),
+        ("vllm", "0.1.dev19253+g5f76ae224", "0.32", True),  # built without a tag
+        ("sglang", "nightly-dev-20261101-ab12cd34", "0.5.18", True),
+        ("sglang", "v0.5.15.post1", "0.5.18", False),
+        ("ik_llama.cpp", "0a510ab01", "2026-08", True),
+        ("ik_llama.cpp", "2026-04", "2026-08", False),
+    ],
+)
+def test_a_version_without_a_place_among_releases_counts_as_the_newest(
+    engine: str, version: str, release: str, holds: bool
+):
+    """Nightly builds, branches and commits have what the newest known release has."""
+    recipe = phantom_recipe(engine=engine, engine_version=version)
+    assert is_at_least(recipe, release) == holds
+
+
+@pytest.mark.parametrize("version", ["nightly", "main", "1a2b3c4d", "0.1.dev19253+g5f76ae224"])
+def test_new_builds_refuse_what_the_newest_release_refuses(version: str):
+    """A retired flag is refused with its new name, though the build has no number."""
+    assert "--default-chat-template-kwargs" in find_problem("vllm", version, "--chat-template-kwargs '{}'")
+    assert find_problem("vllm", version, "--default-chat-template-kwargs '{}'") == ""
+
+
 def test_a_value_must_be_one_of_the_choices():
     """The engine's own list is shown."""
     assert "marlin" in find_problem("vllm", "", "--moe-backend nope")
@@ -103,9 +136,8 @@ def test_catalogues_are_small_and_whole(engine: str):
         assert len({id(spec) for spec in known.specs.values()}) > 200
         for name in ("--host", "--port"):
             assert known.find_spec(name) is not None
-    assert [version_key(one) for one in known_versions(engine)] == sorted(
-        version_key(one) for one in known_versions(engine)
-    )  # type: ignore[arg-type]
+    numbers = [version_numbers(version) for version in known_versions(engine)]  # type: ignore[arg-type]
+    assert numbers == sorted(numbers)
 
 
 WORDS = st.lists(st.sampled_from(sorted(flag_catalogue("vllm").specs)) | st.text(max_size=8), max_size=8)

@@ -82,6 +82,7 @@ def test_sglang_on_an_h200_is_forecast_by_published_rows(kept: str, model: str, 
         ("kimi-k2.6", "int4", "0.5.15", {}, False),
         ("kimi-k2.6", "int4", "0.5.18", {}, True),
         ("glm-5", "fp8", "0.5.23", {}, False),
+        ("kimi-k2.6", "int4", "nightly-dev-20261101-ab12cd34", {}, True),
     ],
 )
 def test_sglang_reads_prompts_in_graphs_by_its_rules(

@@ -33,6 +33,7 @@ STATE_TEXT: dict[State, str] = {
 }
 # Settings that concern how replies are parsed: the model's own answers are right, tool calls or reasoning may not be.
 PARSING = ("tool_parser", "reasoning_parser", "tool_choice")
+COMMIT = r"(?!b\d+$)[0-9a-f]{7,40}$"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,8 +192,11 @@ def layout_holds(layout: str, parallel: Parallel, gpus_per_node: int = 0) -> boo
 
 
 def version_numbers(version: str) -> tuple[int, ...]:
-    """A version as numbers that sort: 0.5.12.post1 is (0, 5, 12, 1), an rc its release; an untagged build has none."""
-    text = re.split(r"^0\.1\.dev|rc|dev|a\d|\+", version.lower().removeprefix("v"), maxsplit=1)[0]
+    """A version as numbers that sort: 0.5.12.post1 is (0, 5, 12, 1), an rc its release; a branch or commit has none."""
+    version = version.lower()
+    if re.match(COMMIT, version) or not re.match(r"[vb]?\d", version):
+        return ()
+    text = re.split(r"^v?0\.1\.dev|rc|dev|a\d|\+", version, maxsplit=1)[0]
     return tuple(map(int, re.findall(r"\d+", text)))
 
 

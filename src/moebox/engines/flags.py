@@ -18,10 +18,11 @@ from moebox import codec
 from moebox.core import registry
 from moebox.core.catalogue import load_table
 from moebox.core.recipe import EngineName, Recipe
+from moebox.core.support_matrix import COMMIT, version_numbers
+from moebox.core.symptom import version_in_range
 from moebox.data import FOLDER
 from moebox.errors import BadInput, refuse_if
 
-COMMIT = r"[0-9a-f]{7,40}$"
 JSON = re.compile(r"(config|kwargs|overrides|per-prompt)$")  # flags whose value is a JSON object
 Argument = tuple[str, ...]  # one flag with its values, or a positional
 RetiredKind = Literal["flag", "env", "value", "key"]
@@ -40,7 +41,7 @@ class RetiredName:
 
     def is_gone(self, version: str) -> bool:
         """True if `version` ("" is the newest) refuses it."""
-        return not version or version_key(version) >= version_key(self.since)
+        return version_in_range(version, f">={self.since}")
 
 
 @functools.cache
@@ -53,11 +54,6 @@ def replacement(engine: EngineName, version: str, name: str, kind: Literal["flag
     """Return what replaces `name` in a version that no longer has it, or ""."""
     rows = retired_names(engine, kind)
     return next((row.new for row in rows if name in row.names and row.is_gone(version)), "")
-
-
-def version_key(version: str) -> tuple[int, ...]:
-    """Return a version as numbers that sort: "0.5.23" is (0, 5, 23), "b11669" (11669,), "2026-04" (2026, 4)."""
-    return tuple(map(int, re.findall(r"\d+", version)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +114,7 @@ def _catalogue_files(engine: EngineName) -> dict[str, Path]:
     folders = (FOLDER, registry.find_engine(engine).folder)
     found = (file for folder in folders for file in folder.glob(f"flags/{engine}-*.json"))
     files = {file.stem.removeprefix(f"{engine}-"): file for file in found}
-    return dict(sorted(files.items(), key=lambda item: version_key(item[0])))
+    return dict(sorted(files.items(), key=lambda item: version_numbers(item[0])))
 
 
 def known_versions(engine: EngineName) -> tuple[str, ...]:
@@ -134,20 +130,20 @@ def is_newer_than_known(engine: EngineName, version: str) -> bool:
     """True if a version belongs to a later series than the newest catalogue ("nightly" too, a commit does not)."""
     if not version or re.match(COMMIT, version):
         return False
-    return not version_key(version) or version_key(version)[:2] > version_key(newest_version(engine))[:2]
+    numbers = version_numbers(version)
+    return not numbers or numbers[:2] > version_numbers(newest_version(engine))[:2]
 
 
 def is_at_least(recipe: Recipe, release: str) -> bool:
-    """Whether a recipe's version, or the newest known if it names none, is a release or newer."""
-    return version_key(recipe.engine_version or newest_version(recipe.engine)) >= version_key(release)
+    """Whether a recipe's version is a release or newer."""
+    return version_in_range(recipe.engine_version, f">={release}")
 
 
 @functools.cache
 def flag_catalogue(engine: EngineName, version: str = "") -> FlagCatalogue:
     """Return the newest catalogue that is not newer than `version`, or the oldest."""
     known = known_versions(engine)
-    unordered = not version_key(version) or re.match(COMMIT, version)  # a commit has no place among releases
-    older = [release for release in known if unordered or version_key(release) <= version_key(version)]
+    older = [release for release in known if version_in_range(version, f">={release}")]
     chosen = older[-1] if older else known[0]
     file = _catalogue_files(engine)[chosen]
     return codec.decode(FlagCatalogue, json.loads(file.read_text(encoding="utf-8")), where=file.name)
@@ -162,7 +158,7 @@ def check_arguments(engine: EngineName, version: str, arguments: Iterable[Argume
     """Raise BadInput for the first flag or value that this version of the engine would refuse."""
     known = flag_catalogue(engine, version)
     title = f"{engine} {version or known.version}"
-    too_old = bool(version) and version_key(version) < version_key(known_versions(engine)[0])
+    too_old = version_in_range(version, f"<{known_versions(engine)[0]}")
     newer = is_newer_than_known(engine, version)
     for name, *values in arguments:
         refuse_if(not is_flag(name), f"{where}: {name!r} belongs to no flag", hint="a flag before it takes no value")

@@ -19,7 +19,7 @@ from moebox.core import registry
 from moebox.core.box import Box
 from moebox.core.engine_source import EngineSource, parse_source
 from moebox.core.recipe import Recipe
-from moebox.engines.flags import version_key
+from moebox.core.support_matrix import version_numbers
 from moebox.environment import chosen_environment
 from moebox.errors import AnswerIsNo, BadInput, ExternalError, MoeboxError, refuse_if
 from moebox.flows.switch import paused_endpoint
@@ -176,8 +176,8 @@ def list_candidates(good: EngineSource, bad: EngineSource, between: Sequence[str
         if match is None or match[1] == "none":
             text = f"the package index lists no release of {package}"
             raise ExternalError(text, hint="--between lists versions, oldest first")
-        low, high, versions = version_key(good.version), version_key(bad.version), match[1].split(", ")
-        versions = [each for each in sorted(versions, key=version_key) if low < version_key(each) < high]
+        low, high, versions = version_numbers(good.version), version_numbers(bad.version), match[1].split(", ")
+        versions = [each for each in sorted(versions, key=version_numbers) if low < version_numbers(each) < high]
         inner = [f"{good.engine}=={each}" for each in versions]
     return [str(good), *inner, str(bad)]
 

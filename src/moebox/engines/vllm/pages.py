@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from moebox.core.layers import Compressed, LayerKind, Linear, Mamba
 from moebox.core.model import Model
 from moebox.core.recipe import Recipe
-from moebox.core.support_matrix import in_versions
+from moebox.engines.flags import is_at_least
 from moebox.sizing.kv import COMPRESSED_FP8_BYTES, entry_bytes
 from moebox.sizing.shards import NATIVE_METHODS
 
@@ -142,15 +142,14 @@ def _sum_pages(size: float, tokens: int, context: int, fixed: list[FixedPages], 
 
 def _window_pages(recipe: Recipe, page: float, layers: float, window: int, tokens: int, step: int) -> FixedPages:
     """A request keeps the window and the steps in flight: two with asynchronous scheduling (config/vllm.py:577)."""
-    synchronous = recipe.flags.get("no-async-scheduling") or in_versions(recipe.engine_version or "0.32", "<0.26")
+    synchronous = recipe.flags.get("no-async-scheduling") or not is_at_least(recipe, "0.26")
     held = min(window - 1 + (recipe.parallel.pp + (not synchronous)) * step, recipe.context)
     return FixedPages(page, layers, math.ceil(held / tokens) + 1, math.ceil(window / tokens) + 1)
 
 
 def _kept_states(recipe: Recipe, kind: LayerKind) -> int:
     """Count states of a layer: two with prefix caching, the default since 0.28; one of the prefill since 0.32."""
-    version = recipe.engine_version or "0.32"  # mamba_mixer2.py:1107, glm5next/common/kda.py:174
-    if in_versions(version, "<0.28") or recipe.flags.get("no-enable-prefix-caching"):
-        return 1
+    if not is_at_least(recipe, "0.28") or recipe.flags.get("no-enable-prefix-caching"):
+        return 1  # mamba_mixer2.py:1107, glm5next/common/kda.py:174
     exports = isinstance(kind, Mamba) or (isinstance(kind, Linear) and kind.channel_decay)
-    return 3 if exports and not in_versions(version, "<0.32") else 2
+    return 3 if exports and is_at_least(recipe, "0.32") else 2
