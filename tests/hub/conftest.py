@@ -36,7 +36,7 @@ def moebox(hub: HubServer, tmp_path: Path) -> Iterator[Moebox]:
             "HF_HOME": str(tmp_path / "hf"),
             "HF_TOKEN": TOKEN,
             "HF_HUB_OFFLINE": "0",
-            "HF_HUB_DOWNLOAD_TIMEOUT": "1",
+            "HF_HUB_DOWNLOAD_TIMEOUT": "10",
             "MOEBOX_STATE": str(tmp_path / "state"),
         }
         with environment(env | changed):

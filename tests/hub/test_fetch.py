@@ -120,7 +120,7 @@ def test_no_damaged_file_is_accepted(hub: HubServer, tmp_path: Path):
         (truth / name).write_bytes(data)
     hub.stall_s = 0.02
     hub.misbehave(seed=7)
-    env = os.environ | {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_HUB_DOWNLOAD_TIMEOUT": "1"}
+    env = os.environ | {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_HUB_DOWNLOAD_TIMEOUT": "10"}
     argv = [sys.executable, "-c", LOOP, str(truth), str(TRIES), str(tmp_path / "caches")]
     done = subprocess.run(argv, capture_output=True, text=True, env=env, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -135,7 +135,7 @@ def test_a_stalled_server_is_given_up(hub: HubServer, moebox: Moebox, tmp_path: 
     """A server that stops sending is asked again from there, and the file is whole."""
     repo = hub.repos["org/Small"] = small_repo(tmp_path / "m", shards=1, padding=50_000)
     hub.choose_fault = lambda path, start: "stall" if path.endswith(".safetensors") and not start else ""
-    moebox("fetch", "org/Small").good()
+    moebox("fetch", "org/Small", HF_HUB_DOWNLOAD_TIMEOUT="1").good()
     name = "model-00001-of-00001.safetensors"
     assert (snapshot(tmp_path) / name).read_bytes() == repo.files[name]
 
