@@ -191,6 +191,7 @@ def layout_holds(layout: str, parallel: Parallel, gpus_per_node: int = 0) -> boo
     return True
 
 
+@functools.lru_cache(maxsize=4096)
 def version_numbers(version: str) -> tuple[int, ...]:
     """A version as numbers that sort: 0.5.12.post1 is (0, 5, 12, 1), an rc its release; a branch or commit has none."""
     version = version.lower()
@@ -211,18 +212,17 @@ def in_versions(version: str, wanted: str) -> bool:
     else:
         bounds = re.findall(r"\s*(<=|>=|==|<|>)\s*([^\s,]+)", wanted)
         refuse_if(not bounds, f"support.toml: {wanted!r} is not a version range", hint='e.g. versions = ">=0.25,<0.27"')
-    checks = (_kind(version) == _kind(text) and SIGNS[sign](_padded(version), _padded(text)) for sign, text in bounds)
-    return bool(version_numbers(version)) and all(checks)
+    mine, limits = _counted(version), [(sign, _counted(text)) for sign, text in bounds]
+    return bool(version_numbers(version)) and all(
+        mine[0] == limit[0] and SIGNS[sign](mine, limit) for sign, limit in limits
+    )
 
 
-def _kind(version: str) -> str:
-    """How versions are counted: builds (b9840), dates (2026-08) or numbers; they do not compare with each other."""
-    return "build" if re.match(r"b\d", version) else "date" if re.match(r"20\d\d-", version) else "number"
-
-
-def _padded(version: str) -> tuple[int, ...]:
-    """The numbers of a version, so many that 0.32 is 0.32.0."""
-    return (*version_numbers(version), 0, 0, 0, 0, 0, 0, 0, 0)[:8]
+@functools.lru_cache(maxsize=4096)
+def _counted(version: str) -> tuple[str, tuple[int, ...]]:
+    """How a version is counted, as a build (b9840), a date (2026-08) or by numbers, and these: 0.32 is 0.32.0."""
+    kind = "build" if re.match(r"b\d", version) else "date" if re.match(r"20\d\d-", version) else "number"
+    return kind, (*version_numbers(version), 0, 0, 0, 0, 0, 0, 0, 0)[:8]
 
 
 @functools.lru_cache(maxsize=256)
