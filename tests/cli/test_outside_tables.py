@@ -40,18 +40,27 @@ def recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> str:
     return str(path)
 
 
-def test_a_newer_engine_version_widens_the_range(recipe: str, capsys: pytest.CaptureFixture[str]):
-    """No published result is of vLLM 0.40: the range is the widest, and a line names the version that is known."""
-    out, _ = read_forecast(["forecast", recipe, "--set", "engine_version=0.40.0"], capsys)
+NEWER = [("0.40.0", "is"), ("nightly", "may be"), ("1a2b3c4d", "may be"), ("0.1.dev19253+g5f76ae224", "may be")]
+
+
+@pytest.mark.parametrize(("version", "relation"), NEWER)
+def test_a_newer_engine_version_widens_the_range(
+    recipe: str, version: str, relation: str, capsys: pytest.CaptureFixture[str]
+):
+    """No published result is of vLLM 0.40 or a commit: the widest range, and a line names the version that is known."""
+    out, _ = read_forecast(["forecast", recipe, "--set", f"engine_version={version}"], capsys)
     assert "80% of" not in out
-    assert find_range(out, "no results of vLLM 0.40.0 are known)") > (40, 70)
-    assert "warning: vLLM 0.40.0 is newer than 0.32.0, the newest that moebox knows" in out
+    assert find_range(out, f"no results of vLLM {version} are known)") > (40, 70)
+    assert f"warning: vLLM {version} {relation} newer than 0.32.0, the newest that moebox knows" in out
 
 
-def test_flags_of_a_newer_version_are_passed_on_with_a_warning(recipe: str, capsys: pytest.CaptureFixture[str]):
-    """moebox cannot know that vLLM 0.40 lacks a flag; of 0.32 it does."""
+@pytest.mark.parametrize("version", [version for version, _ in NEWER])
+def test_flags_of_a_newer_version_are_passed_on_with_a_warning(
+    recipe: str, version: str, capsys: pytest.CaptureFixture[str]
+):
+    """moebox cannot know that vLLM 0.40 or a commit lacks a flag; of 0.32 it does."""
     words = ["up", recipe, "--dry-run", "--set", "flags.brand-new=3", "--set"]
-    out, err = read_forecast([*words, "engine_version=0.40.0"], capsys)
+    out, err = read_forecast([*words, f"engine_version={version}"], capsys)
     assert "--brand-new 3" in out
     assert "are those of 0.32.0, which does not have --brand-new" in err
     assert main([*words, "engine_version=0.32.0"]) == 2

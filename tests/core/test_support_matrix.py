@@ -267,6 +267,9 @@ def test_a_fork_is_not_the_release_it_is_named_after() -> None:
         ("0.25.0", "vllm/vllm-openai:nightly", True),
         ("0.28.1.dev12+g1a2b3c4", "", True),
         ("0.28.0+cu128", "", False),
+        ("main", "", True),
+        ("1a2b3c4d", "", True),
+        ("", "", False),
     ],
 )
 def test_forks_and_nightly_builds_are_recognised(version: str, image: str, fork: bool) -> None:

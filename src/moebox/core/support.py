@@ -68,7 +68,7 @@ def support_for(setup: Setup) -> Support:
     # A build between two releases has most of what the later one brings, so that one's checks are asked.
     newer = start_rules.next_release(setup.engine, setup.version) if setup.fork in ("", setup.version) else ""
     if setup.fork:
-        note = f"{setup.fork} is not the release {setup.version}: what is known of the release may not hold"
+        note = f"{setup.fork} is no release, so what is known of releases may not hold"
     of_release = [match for match in matches if setup.fork and BUILD_KEYS.isdisjoint(match.row.settings)]
     if newer and (older := start_rules.release_rules(setup.engine, setup.version)):
         # A row of the earlier release alone may not hold; one of both, or of builds between them, does.

@@ -33,7 +33,6 @@ STATE_TEXT: dict[State, str] = {
 }
 # Settings that concern how replies are parsed: the model's own answers are right, tool calls or reasoning may not be.
 PARSING = ("tool_parser", "reasoning_parser", "tool_choice")
-COMMIT = r"(?!b\d+$)[0-9a-f]{7,40}$"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +194,7 @@ def layout_holds(layout: str, parallel: Parallel, gpus_per_node: int = 0) -> boo
 def version_numbers(version: str) -> tuple[int, ...]:
     """A version as numbers that sort: 0.5.12.post1 is (0, 5, 12, 1), an rc its release; a branch or commit has none."""
     version = version.lower()
-    if re.match(COMMIT, version) or not re.match(r"[vb]?\d", version):
+    if re.match(r"(?!b\d+$)[0-9a-f]{7,40}$|(?![vb]?\d)", version):
         return ()
     text = re.split(r"^v?0\.1\.dev|rc|dev|a\d|\+", version, maxsplit=1)[0]
     return tuple(map(int, re.findall(r"\d+", text)))
@@ -242,6 +241,6 @@ def build_of(version: str, runtime: Runtime, official_image: str) -> str:
         return f"{runtime.preset} image"
     if runtime.kind in ("docker", "podman") and image and image.partition("@")[0].partition(":")[0] != repository:
         return image
-    if re.search(r"\+(?!cu\d+$|cpu$)|nightly|\.dev|g[0-9a-f]{7}", version) or "nightly" in image:
-        return version or image
-    return ""
+    is_release = not version or version_numbers(version)
+    is_build = re.search(r"\+(?!cu\d+$|cpu$)|nightly|\.dev|g[0-9a-f]{7}", version) or "nightly" in image
+    return version or image if is_build or not is_release else ""

@@ -18,7 +18,7 @@ from moebox import codec
 from moebox.core import registry
 from moebox.core.catalogue import load_table
 from moebox.core.recipe import EngineName, Recipe
-from moebox.core.support_matrix import COMMIT, version_numbers
+from moebox.core.support_matrix import version_numbers
 from moebox.core.symptom import version_in_range
 from moebox.data import FOLDER
 from moebox.errors import BadInput, refuse_if
@@ -126,12 +126,10 @@ def newest_version(engine: EngineName) -> str:
     return known_versions(engine)[-1]
 
 
-def is_newer_than_known(engine: EngineName, version: str) -> bool:
-    """True if a version belongs to a later series than the newest catalogue ("nightly" too, a commit does not)."""
-    if not version or re.match(COMMIT, version):
-        return False
+def may_be_newer(engine: EngineName, version: str) -> bool:
+    """True if a version belongs to a later series than the newest catalogue, or has no number: a branch, a commit."""
     numbers = version_numbers(version)
-    return not numbers or numbers[:2] > version_numbers(newest_version(engine))[:2]
+    return bool(version) and (not numbers or numbers[:2] > version_numbers(newest_version(engine))[:2])
 
 
 def is_at_least(recipe: Recipe, release: str) -> bool:
@@ -159,7 +157,7 @@ def check_arguments(engine: EngineName, version: str, arguments: Iterable[Argume
     known = flag_catalogue(engine, version)
     title = f"{engine} {version or known.version}"
     too_old = version_in_range(version, f"<{known_versions(engine)[0]}")
-    newer = is_newer_than_known(engine, version)
+    newer = may_be_newer(engine, version)
     for name, *values in arguments:
         refuse_if(not is_flag(name), f"{where}: {name!r} belongs to no flag", hint="a flag before it takes no value")
         spec, absent = known.find_spec(name), f"{where}: {title} has no flag {name}"

@@ -15,10 +15,10 @@ from moebox.core.deployment import Deployment
 from moebox.core.model import format_names
 from moebox.core.plan import PlanWarning
 from moebox.core.support import Support, known_to_run, support_for
-from moebox.core.support_matrix import STATE_TEXT, Setup, SupportRow, build_of
+from moebox.core.support_matrix import STATE_TEXT, Setup, SupportRow, build_of, version_numbers
 from moebox.core.symptom import Severity, changes_text, choose_remedy
 from moebox.engines.arguments import full_flag_name
-from moebox.engines.flags import flag_catalogue, is_newer_than_known, newest_version
+from moebox.engines.flags import flag_catalogue, may_be_newer, newest_version
 from moebox.sizing.layout import layout_problem
 from moebox.units import format_gb
 
@@ -52,11 +52,14 @@ def common_refusals(deployment: Deployment) -> list[PlanWarning]:
         text = f"context {recipe.context:,} is beyond the model's own {model.context:,}"
         remedy = f"context = {model.context}: most engines refuse more at the start"
         found.append(plan_warning("warning", text, remedy))
-    if is_newer_than_known(engine.name, recipe.engine_version):
+    if may_be_newer(engine.name, recipe.engine_version):
         newest, table = newest_version(engine.name), flag_catalogue(engine.name, recipe.engine_version)
         new_flags = [name for key in recipe.flags if not table.find_spec(name := full_flag_name(key, table))]
-        text = f"{engine.title} {recipe.engine_version} is newer than {newest}, the newest that moebox knows: "
-        text += f"flags, known problems and forecasts are those of {newest}"
+        relation, what = "may be", "flags and forecasts"  # a branch or a commit
+        if version_numbers(recipe.engine_version):
+            relation, what = "is", "flags, known problems and forecasts"
+        text = f"{engine.title} {recipe.engine_version} {relation} newer than {newest}, the newest that moebox knows: "
+        text += f"{what} are those of {newest}"
         text += f", which does not have {', '.join(new_flags)}" * bool(new_flags)
         found.append(plan_warning("warning", text, "`moebox rehearse RECIPE` starts it without the weights"))
     file_format = "gguf" if recipe.checkpoint.endswith(".gguf") else ""

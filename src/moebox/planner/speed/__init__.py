@@ -14,7 +14,7 @@ from moebox.core.deployment import Deployment
 from moebox.core.plan import ArithmeticLine
 from moebox.core.support_matrix import candidate_rows
 from moebox.engines.engine import load_engine
-from moebox.engines.flags import is_newer_than_known
+from moebox.engines.flags import may_be_newer
 from moebox.engines.support import deployment_support, speed_factor
 from moebox.errors import BadInput
 from moebox.planner.speed import constants as tables
@@ -134,7 +134,7 @@ class Speed:
         wider = tables.STEP_AWAY**away
         label = range_label(generation, engine, version, recipe.parallel.nodes)
         known = (label, f"{engine} {recipe.runtime.preset}".strip(), model.architecture)
-        if is_newer_than_known(engine, version):
+        if may_be_newer(engine, version):
             known = ("", "", "")
             unknown_text = unknown_text or f"no results of {deployment.engine.title} {version} are known"
         ranges = {kind: find_range(kind, *known, model.active_parameters) for kind in RANGE_KINDS}
