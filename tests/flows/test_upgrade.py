@@ -22,7 +22,7 @@ from moebox.core.recipe import Listen, Recipe, Runtime
 from moebox.core.upgrade_result import GainAtConcurrency
 from moebox.core.verdict import Gain
 from moebox.errors import ExternalError
-from moebox.flows import compare, switch
+from moebox.flows import compare, switch, upgrade
 from moebox.flows.compare import CompareEffort
 from moebox.flows.pace import SpeedMeter, SpeedRounds
 from moebox.flows.service import control_unit, install_unit
@@ -331,6 +331,21 @@ def test_bad_input_is_one_line_and_touches_nothing(
         assert message in errors[0]
     assert recipe.read_text() == before
     assert not switch.list_journals(*switch.OWED)
+
+
+def test_the_command_measures_as_thoroughly_as_the_flow(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds have one place: the command adds the seed of the questions and what it judges by."""
+    asked: list[UpgradeEffort] = []
+
+    def decide(old: Recipe, new: Recipe, names: tuple[str, str], run: Run, effort: UpgradeEffort, *_) -> UpgradeResult:
+        asked.append(effort)
+        return UpgradeResult(name=old.name, old=names[0], new=names[1], outcome="no difference", reasons=())
+
+    monkeypatch.setattr(upgrade, "try_upgrade", decide)
+    assert main(["upgrade", str(recipe), "max_seqs=2", "--by", "speed"]) == 0
+    usual = UpgradeEffort(judges=parse_judges("speed"))
+    seeded = dataclasses.replace(usual.compare, seed=asked[0].compare.seed)
+    assert asked == [dataclasses.replace(usual, compare=seeded)]
 
 
 SYSTEMCTL = """#!{python}

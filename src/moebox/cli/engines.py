@@ -166,7 +166,6 @@ def _try(named: str, to: str, by: str, source: str, *, switch_to_it: bool, json:
     from moebox.core.event import UpgradeStep
     from moebox.core.upgrade_result import UPGRADE_FILE
     from moebox.flows import recipes, switch
-    from moebox.flows.compare import CompareEffort
     from moebox.flows.upgrade import UpgradeEffort, parse_judges, try_upgrade, upgrade_recipe
     from moebox.serve.order import require_engine
     from moebox.store import Run
@@ -188,8 +187,8 @@ def _try(named: str, to: str, by: str, source: str, *, switch_to_it: bool, json:
     new, names = upgrade_recipe(old, flags.split_names(to), tree=source, notify=notify)
     require_engine(deploy(new))
     run = begin_run()
-    compare = CompareEffort(rounds=6, most_rounds=24, seed=random.randrange(10**6))
-    effort = UpgradeEffort(judges=judges, compare=compare)
+    usual = UpgradeEffort(judges=judges)
+    effort = dataclasses.replace(usual, compare=dataclasses.replace(usual.compare, seed=random.randrange(10**6)))
     with (
         interrupt_message(f"the old endpoint is what runs; results so far are in {run.path}"),
         switch.paused_endpoint(named, old, new, run) as journal,

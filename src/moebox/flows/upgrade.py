@@ -62,7 +62,7 @@ class UpgradeEffort:
     soak_requests: int = 48
     soak_concurrency: int = 8
     soak_silence_s: float = 60.0
-    compare: CompareEffort = CompareEffort(rounds=6, most_rounds=48)
+    compare: CompareEffort = CompareEffort(rounds=6, most_rounds=96)
     prompts: bool = True  # measure how fast they are read
 
 
