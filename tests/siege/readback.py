@@ -1,8 +1,10 @@
 """Rendered files read back by the rules of who will read them: what would be started, word by word."""
 
+import functools
 import os
 import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,6 @@ from tests.serve.rendered import SCONTROL
 from tests.serve.schemas import COMPOSE, KUBERNETES
 
 HOME = "/home/someone"
-CHECK_COMPOSE = fastjsonschema.compile(COMPOSE)
-CHECK_KUBERNETES = {kind: fastjsonschema.compile(schema) for kind, schema in KUBERNETES.items()}
 PROGRAMS = ("vllm", "sglang", "llama-server", "docker", "podman", "pip", "pip3", "uv", "apt-get")
 TOOLS = ("bash", "env", "realpath", "dirname", "head", "sed", "cat", "sh")
 RECORD = '#!/bin/sh\nprintf "%s\\0" "${0##*/}" "$@" >>"$RECORD"\nprintf "\\001\\0" >>"$RECORD"\n'
@@ -30,6 +30,12 @@ if [ "$entry" = bash ]; then
   exec bash "$@"
 fi
 """
+
+
+@functools.cache
+def schema_check(kind: str) -> Callable[[Any], object]:
+    """Raise for a document that its schema forbids; compiled when first asked for."""
+    return fastjsonschema.compile({"compose": COMPOSE, **KUBERNETES}[kind])
 
 
 def stand_ins(folder: Path) -> dict[str, str]:
@@ -76,7 +82,7 @@ def run_script(text: str, folder: Path, env: dict[str, str]) -> list[list[str]]:
 def compose(text: str) -> list[str]:
     """The words that Compose would start, after its interpolation."""
     document = yaml.safe_load(text)
-    CHECK_COMPOSE(document)
+    schema_check("compose")(document)
     (service,) = document["services"].values()
     for value in (*service.get("environment", {}).values(), *service["volumes"], *service.get("ports", ())):
         interpolated(value)
@@ -104,7 +110,7 @@ def kubernetes(text: str) -> list[str]:
     assert kinds.count("Service") == 1
     assert len(set(kinds)) == len(kinds)
     for document in documents:
-        CHECK_KUBERNETES[document["kind"]](document)
+        schema_check(document["kind"])(document)
         assert re.fullmatch(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?", document["metadata"]["name"])
     spec = next(document["spec"] for document in documents if document["kind"] in ("Deployment", "LeaderWorkerSet"))
     pod = spec["template"] if "template" in spec else spec["leaderWorkerTemplate"]["leaderTemplate"]
