@@ -46,7 +46,7 @@ def test_the_code_keeps_its_limits(house: ModuleType) -> None:
     assert len(figures.forbidden) == 0
     assert figures.long_files == []
     assert figures.tiny_files == []
-    assert figures.lines <= 65_740
+    assert figures.lines <= 65_760
     assert figures.untyped <= 44
 
 

@@ -36,6 +36,8 @@ def test_gpus_can_be_mixed_and_machines_counted():
         ("NVIDIA GeForce RTX 5090", "1x-rtx-5090"),
         ("2x8x NVIDIA H200", "2x8x-h200"),
         ("rtx_pro 6000", "1x-rtx-pro-6000-server"),
+        ("8×H200", "8xh200"),
+        ("2x-rtx-5090,1x-rtx-4090", "2x-rtx-5090+1x-rtx-4090"),
     ],
 )
 def test_a_name_with_spaces_is_read_as_the_driver_writes_it(name: str, same: str):
@@ -43,6 +45,15 @@ def test_a_name_with_spaces_is_read_as_the_driver_writes_it(name: str, same: str
     found = load_box(name)
     assert found.name == same
     assert found.gpus == load_box(same).gpus
+
+
+@pytest.mark.parametrize("name", ["rtx-5090+512GB", "1x-rtx-5090, 512 GB RAM", "RTX 5090 with 512GB of DDR5 RAM"])
+def test_a_name_may_hold_the_memory(name: str):
+    """As people write it; `--ram` comes first, and the name is that of the GPUs."""
+    found = load_box(name)
+    assert (found.ram, found.gpus) == (512 * 10**9, load_box("1x-rtx-5090").gpus)
+    assert found.name in ("rtx-5090", "1x-rtx-5090")
+    assert load_box(name, ram="1TiB").ram == 2**40
 
 
 def test_memory_on_the_command_line_wins():
@@ -53,7 +64,8 @@ def test_memory_on_the_command_line_wins():
 
 
 @pytest.mark.parametrize(
-    "name", ["8x-rtx-pro-600", "8x-", "x", "0x-h100", "9999999x-h100", "", "8x-h100+", "0n-1x-h100"]
+    "name",
+    ["8x-rtx-pro-600", "8x-", "x", "0x-h100", "9999999x-h100", "", "8x-h100+", "0n-1x-h100", "64GB", "h100+1TB+1TB"],
 )
 def test_an_invalid_box_is_refused_in_one_line(name: str):
     """An unknown GPU gets a suggestion; an absurd count is refused."""

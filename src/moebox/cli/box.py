@@ -32,7 +32,7 @@ def box(
     """Show this machine: GPUs, links, CPU, memory, and what is installed.
 
     Args:
-        box: Show this box instead: COUNTxGPU such as 8x-rtx-pro-6000-server, or a TOML file.
+        box: Show this box instead: COUNTxGPU such as 8x-h200 or 1x-rtx-5090+512GB, or a TOML file.
         measure: Measure the memory bandwidth; takes a few seconds.
         hosts: Time the network between the nodes of this hosts file, over ssh; forecasts with the saved box use it.
         node_python: The Python on those nodes. Default: python3.

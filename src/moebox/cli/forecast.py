@@ -132,7 +132,7 @@ def forecast(
 
     Args:
         target: A recipe (a .toml file or a shipped name), or a model as `plan` takes it.
-        box: COUNTxGPU such as 8x-rtx-pro-6000-server, or a TOML file. Default: the recipe's box, or this machine.
+        box: COUNTxGPU such as 8x-h200 or 1x-rtx-5090+512GB, or a TOML file. Default: the recipe's box, or this machine.
         decode: Decode speed by context and concurrency, without prompts.
         prefill: Time to read one cold prompt, alone on the machine.
         input: Prompt tokens: of each request with --output, or of each row with --prefill, such as 8192,65536.

@@ -47,7 +47,7 @@ def plan(
 
     Args:
         model: A catalogue name, ORG/REPO[@REVISION][:QUANT] of the Hub, a folder with config.json or a .gguf file.
-        box: COUNTxGPU such as 8x-rtx-pro-6000-server, or a TOML file. Default: this machine.
+        box: COUNTxGPU such as 8x-h200 or 1x-rtx-5090+512GB, or a TOML file. Default: this machine.
         goal: What to rank by.
         bold: Take the best forecast at once: drafts, fp8 cache and the patched image included.
         args: Settings that the plan must have.

@@ -41,7 +41,7 @@ def twin(
 
     Args:
         target: A recipe (a .toml file or a shipped name), or a model as `plan` takes it.
-        box: COUNTxGPU such as 8x-rtx-pro-6000-server, or a TOML file. Default: the recipe's box, or this machine.
+        box: COUNTxGPU such as 8x-h200 or 1x-rtx-5090+512GB, or a TOML file. Default: the recipe's box, or this machine.
         port: Port to listen on, 0 for a free one. Default: the recipe's port.
         speed: How many times faster than the box.
         key_env: The environment variable that holds the key.

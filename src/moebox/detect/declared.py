@@ -38,6 +38,7 @@ from moebox.units import parse_rate, parse_size
 
 _NODES = re.compile(r"(?:(\d+)(?:n-|x(?=\d+x)))?(.*)", re.DOTALL)
 _PART = re.compile(r"(?:(\d+)x[-\s]*)?([a-z0-9].*)")
+_RAM = re.compile(r"(\d+(?:\.\d+)?\s*[gt]i?b)(?:\s(?:of\s)?(?:ddr\d\s)?(?:ram|memory))?")
 MAX_GPUS = 1024  # in one machine; more is a typing error
 MAX_NODES = 256
 MAX_NETWORK = 10**12  # bytes/s per GPU between nodes; NVLink's largest domains have 0.9e12
@@ -141,9 +142,15 @@ def with_ram(box: Box, *, ram: str = "", ram_bandwidth: str = "") -> Box:
 
 
 def box_from_name(text: str) -> Box:
-    """Parse COUNTxGPU, several joined by +; several nodes as 2x8x-GPU, with the rate between them after an @."""
+    """Parse COUNTxGPU, several and RAM joined by +; several nodes as 2x8x-GPU, and the rate between them after @."""
     alike, at, rate = text.strip().partition("@")
-    alike = re.sub(r"(?<=\d)\s+x\s+", "x ", alike.lower())  # "8 x H200"
+    alike = re.sub(r"(?<=\d)\s+x\s+", "x ", alike.lower().replace("×", "x"))  # "8 x H200"
+    parts = re.split(r"\s*[+,]\s*|\swith\s", alike)
+    ram = [size[1] for part in parts if (size := _RAM.fullmatch(part))]
+    no_gpu = "`--ram` adds it to this machine; a box file can have ram = and no GPUs"
+    refuse_if(len(ram) == len(parts), f"box {text!r}: RAM and no GPU", hint=no_gpu)
+    refuse_if(len(ram) > 1, f"box {text!r}: RAM is given {len(ram)} times", hint="write it like 1x-rtx-5090+512GB")
+    alike = "+".join(part for part in parts if not _RAM.fullmatch(part))
     match = _NODES.fullmatch(alike)
     assert match is not None  # every part of the pattern is optional
     nodes = int(match[1] or 1)
@@ -153,7 +160,7 @@ def box_from_name(text: str) -> Box:
     if re.search(r"\s", alike):
         kinds = "+".join(f"{number}x-{name}" for name, number in Counter(gpu.name for gpu in gpus).items())
         alike = f"{nodes}x{kinds}" if match[1] else kinds
-    box = split_into_nodes(Box(name=f"{alike}{at}{rate}", gpus=gpus, nodes=nodes))
+    box = with_ram(split_into_nodes(Box(name=f"{alike}{at}{rate}", gpus=gpus, nodes=nodes)), ram="".join(ram))
     if not at:
         return box
     single = f"box {text!r}: @{rate} is the rate between nodes, and this box has one node"
@@ -200,6 +207,7 @@ def gpu_by_alias(name: str, number: int = 1) -> Gpu:
         refuse_if(recipe, f"box {name!r}: is a recipe", hint=f"`moebox up {name}` takes it; a box is like 8x-h200")
         near = suggest_names(name, sorted([*known, *aliases]))
         like = next(iter(difflib.get_close_matches(slug, known, n=1)), "rtx-5090")
+        slug = re.sub(r"[^\w-]+", "-", slug)
         file = f"a box file describes a new one: gpus = ['{number}x-{slug}'] and gpu_types.{slug} = "
         file += f"{{ like = '{like}', memory = '48GiB', bandwidth = '2.5TB/s' }}"
         raise UnknownName("GPU", name, known, hint=f"{near}; {file}")
