@@ -170,6 +170,12 @@ def test_components_of_a_checkpoint_are_components_of_its_model():
             assert all(size > 0 for size in one.bytes_by_component.values())
 
 
+@pytest.mark.parametrize("name", ["Kimi K2.6", " kimi-k2.6 ", "moonshotai/Kimi-K2.6"])
+def test_a_model_is_found_as_screens_and_the_hub_write_it(name: str):
+    """Plans print titles with spaces; they can be given back."""
+    assert catalogue.find_model(name).name == "kimi-k2.6"
+
+
 def test_an_unknown_model_suggests_the_nearest():
     """A typing error costs one line."""
     with pytest.raises(UnknownName) as caught:

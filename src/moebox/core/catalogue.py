@@ -69,8 +69,8 @@ def find_gpu(name: str) -> Gpu:
 
 
 def get_model(name: str) -> Model | None:
-    """Return a model by its name, an alias or its repository in any case, or None."""
-    wanted = name.lower()
+    """Return a model by its name, an alias or its repository in any case, with spaces for hyphens too, or None."""
+    wanted = re.sub(r"\s+", "-", name.strip().lower())
     rows = table_rows(Model, "models", "model", wanted)
     return next((row for row in rows if wanted in (row.name, *row.aliases, row.repo.lower())), None)
 
