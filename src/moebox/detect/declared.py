@@ -38,7 +38,7 @@ from moebox.units import parse_rate, parse_size
 
 _NODES = re.compile(r"(?:(\d+)(?:n-|x(?=\d+x)))?(.*)", re.DOTALL)
 _PART = re.compile(r"(?:(\d+)x[-\s]*)?([a-z0-9].*)")
-_RAM = re.compile(r"(\d+(?:\.\d+)?\s*[gt]i?b)(?:\s(?:of\s)?(?:ddr\d\s)?(?:ram|memory))?")
+_RAM = re.compile(r"(\d+(?:\.\d+)?\s*[gt]i?b)(?:\s+(?:of|ddr\d|ram|memory))*")
 MAX_GPUS = 1024  # in one machine; more is a typing error
 MAX_NODES = 256
 MAX_NETWORK = 10**12  # bytes/s per GPU between nodes; NVLink's largest domains have 0.9e12
