@@ -121,6 +121,7 @@ def test_a_failure_is_described_for_an_agent():
 
     assert text == "4 of 40 (10%, between 4% and 23%): about 10 of 100 calls would get no complete reply"
     assert describe_failure(build_failure("transport", 1, 2)) == "seen 1 of 2 times"
+    assert "1 of 299 (0.3%, between 0.1% and 2%)" in describe_failure(build_failure("usage", 1, 299))  # never 0%
 
 
 def test_results_are_as_good_as_the_worst_failure():

@@ -75,7 +75,8 @@ def describe_failure(failure: Failure) -> str:
     whose = "" if failure.whose == "server" else ", the same each time: the model's own, or a constant fault"
     if failure.of < MIN_CHANCES:
         return f"seen {failure.seen} of {failure.of} times{whose}"
-    rate = f"{failure.seen} of {failure.of} ({failure.rate:.0%}, between {failure.low:.0%} and {failure.high:.0%})"
+    share, low, high = (f"{each:.{int(each < 0.01)}%}" for each in (failure.rate, failure.low, failure.high))
+    rate = f"{failure.seen} of {failure.of} ({share}, between {low} and {high})"
     expected = 100 * failure.rate
     about = "at most 1" if expected < 1 else f"about {expected:.0f}"
     return f"{rate}: {about} of 100 calls would {failure_kind(failure.kind)['means']}{whose}"
