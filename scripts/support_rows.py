@@ -18,7 +18,8 @@ from typing import Any
 from moebox import codec
 from moebox.core.recipe import Recipe, Speculate
 from moebox.core.setting import with_settings
-from moebox.core.support_matrix import SupportRow, in_versions, layout_holds
+from moebox.core.support_matrix import SupportRow, layout_holds
+from moebox.core.versions import in_versions
 from moebox.data import FOLDER
 from moebox.errors import BadInput
 

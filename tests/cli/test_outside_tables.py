@@ -67,11 +67,67 @@ def test_flags_of_a_newer_version_are_passed_on_with_a_warning(
     assert "vllm 0.32.0 has no flag --brand-new" in capsys.readouterr().err
 
 
-def test_a_word_is_not_a_version(recipe: str, capsys: pytest.CaptureFixture[str]):
-    """A version has a number, or is a name that registries use."""
-    assert main(["forecast", recipe, "--set", "engine_version=banana"]) == 2
-    assert "engine_version: 'banana' is not a version" in capsys.readouterr().err
-    assert main(["up", recipe, "--dry-run", "--set", "engine_version=nightly"]) == 0
+def test_a_branch_counts_as_newer_and_a_flag_is_no_version(recipe: str, capsys: pytest.CaptureFixture[str]):
+    """Any branch can be installed and named; what begins with a dash is a mistake."""
+    assert main(["forecast", recipe, "--set", "engine_version=-0.5"]) == 2
+    assert "engine_version: '-0.5' is not a version" in capsys.readouterr().err
+    for branch in ("master", "my-branch"):
+        _, err = read_forecast(["up", recipe, "--dry-run", "--set", f"engine_version={branch}"], capsys)
+        assert f"{branch} may be newer than 0.32.0" in err
+
+
+def prompt_seconds(recipe: str, capsys: pytest.CaptureFixture[str], *settings: str, tokens: int = 256) -> float:
+    """Forecast how long a prompt takes with these settings."""
+    words = [word for setting in settings for word in ("--set", setting)]
+    assert main(["forecast", recipe, "--prefill", "--input", str(tokens), "--json", *words]) == 0
+    row = json.loads(capsys.readouterr().out)["rows"][0]
+    return float(row["ttft_s"])
+
+
+@pytest.fixture
+def sglang_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    path = str(tmp_path / "sglang.toml")
+    read_forecast(["plan", "qwen3-235b", "--box", "8x-h200", "--engine", "sglang", "-o", path], capsys)
+    return path
+
+
+def test_one_version_or_flag_in_several_spellings_has_one_forecast(
+    sglang_recipe: str, capsys: pytest.CaptureFixture[str]
+):
+    """With a v, with a suffix, by the image's tag; flags with dashes before them or underscores within."""
+    image = "runtime.image=lmsysorg/sglang:v0.5.9-cu130"
+    old = prompt_seconds(sglang_recipe, capsys, "engine_version=0.5.9")
+    assert old > prompt_seconds(sglang_recipe, capsys, "engine_version=0.5.15")
+    for same in (["engine_version=v0.5.9"], ["engine_version=0.5.9-RC1"], ["runtime.kind=docker", image]):
+        assert prompt_seconds(sglang_recipe, capsys, *same) == old
+    eager = prompt_seconds(sglang_recipe, capsys, "flags.disable-prefill-cuda-graph=true")
+    for flag in ("--disable-prefill-cuda-graph", "disable_prefill_cuda_graph"):
+        assert prompt_seconds(sglang_recipe, capsys, f"flags.{flag}=true") == eager
+
+
+def test_fewer_graphs_are_never_faster(recipe: str, sglang_recipe: str, capsys: pytest.CaptureFixture[str]):
+    """Neither for prompts nor for decoding, whichever flag turns them off."""
+    usual = prompt_seconds(sglang_recipe, capsys)
+    some = prompt_seconds(sglang_recipe, capsys, "flags.cuda-graph-max-bs-prefill=128")
+    assert usual < some <= prompt_seconds(sglang_recipe, capsys, "flags.disable-cuda-graph=true")
+    none = prompt_seconds(recipe, capsys, "flags.enforce-eager=true", tokens=64)
+    assert none >= prompt_seconds(recipe, capsys, "flags.max-cudagraph-capture-size=0", tokens=64)
+    for name, flag in ((sglang_recipe, "disable-decode-cuda-graph=true"), (recipe, "max-cudagraph-capture-size=0")):
+        words = ["forecast", name, "--decode", "--context", "8192", "--concurrency", "1", "--json"]
+        rates = []
+        for more in ([], ["--set", f"flags.{flag}"]):
+            assert main([*words, *more]) == 0
+            rates.append(json.loads(capsys.readouterr().out)["rows"][0]["decode_tok_s"])
+        assert rates[1] < rates[0] / 2
+
+
+def test_images_have_tags_that_exist(sglang_recipe: str, capsys: pytest.CaptureFixture[str]):
+    """A release's own, or latest; for a branch or a commit the recipe must name one."""
+    words = ["up", sglang_recipe, "--dry-run", "--set", "runtime.kind=docker", "--set"]
+    assert "lmsysorg/sglang:v0.5.15 " in read_forecast([*words, "engine_version=v0.5.15"], capsys)[0]
+    assert "lmsysorg/sglang:latest " in read_forecast([*words, "engine_version=latest"], capsys)[0]
+    assert main([*words, "engine_version=main"]) == 2
+    assert "no image of SGLang main is known" in capsys.readouterr().err
 
 
 def test_the_hint_for_an_unknown_gpu_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -12,8 +12,9 @@ from moebox.core.model import Checkpoint
 from moebox.core.recipe import Hybrid, Parallel, Recipe, Speculate
 from moebox.core.setting import with_settings
 from moebox.core.support import support_for
-from moebox.core.support_matrix import Setup, SupportRow, in_versions, support_rows
+from moebox.core.support_matrix import Setup, SupportRow, support_rows
 from moebox.core.support_settings import BUILD_KEYS, FIELDS
+from moebox.core.versions import in_versions
 from moebox.doctor.logs import search_pieces
 
 HERE = Path(__file__).parent

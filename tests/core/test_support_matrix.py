@@ -12,8 +12,9 @@ from moebox.core.catalogue import find_checkpoint, find_model
 from moebox.core.recipe import Parallel, Recipe, Runtime, Speculate
 from moebox.core.start_rules import start_refusals
 from moebox.core.support import support_for
-from moebox.core.support_matrix import Setup, build_of, in_versions, layout_holds, support_rows
+from moebox.core.support_matrix import Setup, build_of, layout_holds, support_rows
 from moebox.core.support_settings import BUILD_KEYS
+from moebox.core.versions import in_versions
 from moebox.data import FOLDER
 
 ROWS = tomllib.loads((FOLDER / "support.toml").read_text(encoding="utf-8"))["row"]

@@ -7,7 +7,8 @@ import pytest
 
 from moebox.core.recipe import Recipe, Speculate
 from moebox.core.setting import with_settings
-from moebox.core.symptom import Symptom, predicted_symptoms, symptoms, version_in_range
+from moebox.core.symptom import Symptom, predicted_symptoms, symptoms
+from moebox.core.versions import version_in_range
 from moebox.errors import BadInput
 
 KIMI = Recipe(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebox.core.registry import engine_names
-from moebox.core.support_matrix import version_numbers
+from moebox.core.versions import version_numbers
 from moebox.engines.arguments import canonical_name, flatten
 from moebox.engines.flags import check_arguments, flag_catalogue, is_at_least, known_versions, newest_version
 from moebox.errors import BadInput

@@ -59,7 +59,7 @@ def test_shipped_recipes_are_sound(name: str):
         ({"speculate": {"method": "mtp", "tokens": 0}}, "speculate.tokens"),
         ({"model": "someone/else", "checkpoint": "someone/else"}, "trust_remote_code"),
         ({"flags.api-key": "x"}, "flags.api-key"),
-        ({"flags.--api-key": "x"}, "flags.--api-key"),
+        ({"flags.--api-key": "x"}, "flags.api-key"),
         ({"flags.hf-token": "x"}, "flags.hf-token"),
         ({"env.HF_TOKEN": "x"}, "env.HF_TOKEN"),
         ({"env.VLLM_API_KEY": "x"}, "env.VLLM_API_KEY"),

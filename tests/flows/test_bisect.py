@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from moebox.core.recipe import Listen, Recipe, Runtime
 from moebox.core.upgrade_result import GainAtConcurrency, Outcome, ProvenSide, UpgradeResult
 from moebox.core.verdict import Gain
 from moebox.detect import load_box
+from moebox.errors import BadInput
 from moebox.flows import bisect
 from moebox.flows.bisect import Bisection, issue_text, list_candidates
 from moebox.flows.upgrade import Judges, UpgradeEffort, parse_judges
@@ -104,6 +106,39 @@ def test_only_the_load_at_which_the_bad_end_is_slower_is_measured(
     assert set(efforts[1:]) == {asked}
 
 
+def test_a_good_end_that_does_not_run_is_no_result(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing starts on this machine: that is an error each time, and no version is called the first bad one."""
+
+    def judge(*given: object) -> UpgradeResult:
+        reasons = ("does not start: it needs a GPU",)
+        return UpgradeResult(name="ph", old="", new="", outcome="roll back", reasons=reasons, sides={})
+
+    monkeypatch.setattr(bisect, "try_upgrade", judge)
+    monkeypatch.setattr(bisect, "with_engine", lambda recipe, source, **more: recipe)
+    path = tmp_path / "ph.toml"
+    path.write_text(codec.to_toml(phantom_recipe(name="ph")))
+    words = [
+        "upgrade",
+        "bisect",
+        str(path),
+        "llama.cpp==1",
+        "llama.cpp==3",
+        "--between",
+        "llama.cpp==2",
+        "--by",
+        "alive",
+    ]
+    for _ in range(2):
+        assert main(words) == 1
+        printed = capsys.readouterr()
+        assert "llama.cpp==1 could not be judged: does not start: it needs a GPU" in printed.err
+        assert "First bad" not in printed.out
+    assert main(["upgrade", "bisect", str(path), "llama.cpp==1", "llama.cpp==1"]) == 2
+    assert "llama.cpp==1 is both the good and the bad version" in capsys.readouterr().err
+
+
 @needs_cmake
 def test_commits_are_bisected_and_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Builds of a repository: one does not build, from b3 on concurrent requests break off."""
@@ -147,6 +182,8 @@ def test_releases_come_from_the_package_index(
         write_wheel(tmp_path / "wheels", version)
     found = list_candidates(parse_source("toy==1.2"), parse_source("toy==2.0"), (), "")
     assert found == ["toy==1.2", "toy==1.9", "toy==1.10", "toy==2.0"]
+    with pytest.raises(BadInput, match=re.escape("toy==1.2 is not newer than toy==2.0")):
+        list_candidates(parse_source("toy==2.0"), parse_source("toy==1.2"), (), "")
 
 
 def test_the_text_for_an_issue_names_everything() -> None:

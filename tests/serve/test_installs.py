@@ -104,7 +104,8 @@ def test_a_package_and_a_build_are_not_confused(index: Path, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["toy==9.9"], 3, "toy==9.9 was not installed: "),
+        (["toy==9.9"], 3, "toy==9.9 was not installed: ERROR: Could not find a version"),
+        (["toy==main"], 2, "a package has a number"),
         (
             ["toy==2.0"],
             3,

@@ -10,6 +10,7 @@ from pathlib import Path
 from moebox.core import catalogue, registry, validation
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
+from moebox.core.engine_source import parse_image
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Recipe
 from moebox.errors import BadInput, Unsupported, refuse_if, suggest_path
@@ -88,6 +89,10 @@ def deploy(recipe: Recipe, box: Box | None = None) -> Deployment:
     Weights on disk are read, others are looked up in the catalogue. Unknown weights can still be launched: see
     Deployment.
     """
+    if recipe.runtime.image and not recipe.engine_version and recipe.runtime.kind in ("docker", "podman"):
+        with contextlib.suppress(BadInput):  # an image of somebody else: which version it holds is not known
+            source = parse_image(recipe.runtime.image)
+            recipe = replace(recipe, engine_version=source.version if source.engine == recipe.engine else "")
     exists = _path_exists(recipe.checkpoint)
     model, checkpoint = (None, None) if exists and is_weights_path(recipe.checkpoint) else _find_published(recipe)
     notes: tuple[str, ...] = ()

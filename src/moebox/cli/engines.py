@@ -18,8 +18,9 @@ from moebox.cli.flags import AsJson
 from moebox.cli.output import print_lines, print_note, print_parts, print_result
 from moebox.cli.ps import restore_interrupted
 from moebox.cli.signals import interrupt_message
-from moebox.core.engine_source import parse_source, same_version
+from moebox.core.engine_source import parse_source
 from moebox.core.recipe import Recipe
+from moebox.core.versions import same_version
 from moebox.errors import BadInput, refuse_if
 from moebox.serve import installs
 from moebox.units import format_gb

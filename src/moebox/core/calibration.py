@@ -20,7 +20,14 @@ if TYPE_CHECKING:  # a box carries its calibrations
 
 FORMAT = 1
 SIXTEEN_BIT_KV = ("auto", "bf16", "f16", "")  # cache types of 16 bits
-EAGER_FLAGS = ("enforce-eager", "disable-cuda-graph")
+EAGER_FLAGS = {  # and the values with which steps that decode run outside graphs
+    "enforce-eager": "True",
+    "max-cudagraph-capture-size": "0",
+    "compilation-config.cudagraph_mode": "NONE",
+    "disable-cuda-graph": "True",
+    "disable-decode-cuda-graph": "True",
+    "cuda-graph-backend-decode": "disabled",
+}
 RAM_TOLERANCE = 0.05  # two kernels report slightly different totals for the same modules
 # At least, however well the fit describes its own rows: 75 decode steps of four sets of boots with vLLM on H200s
 # (tests/planner/h200) were 8 % off (root mean square), their prompts 35 %.
@@ -192,11 +199,16 @@ def calibrated_layout(recipe: Recipe) -> CalibratedLayout:
     return CalibratedLayout(
         **codec.shared_fields(recipe.parallel, CalibratedLayout),
         kv="" if recipe.kv in SIXTEEN_BIT_KV else recipe.kv,
-        graphs=not any(map(recipe.flags.get, EAGER_FLAGS)),
+        graphs=decodes_in_graphs(recipe),
         chunk=(hybrid.ubatch if hybrid else recipe.batched_tokens) or 0,
         threads=(hybrid.threads if hybrid else 0) or 0,
         preset=recipe.runtime.preset,
     )
+
+
+def decodes_in_graphs(recipe: Recipe) -> bool:
+    """Whether steps that decode run in CUDA graphs, by the recipe's flags."""
+    return not any(str(recipe.flags.get(name)) == value for name, value in EAGER_FLAGS.items())
 
 
 def gpu_expert_layers(recipe: Recipe) -> int:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from moebox.core import registry
+from moebox.core.versions import canonical_version, version_numbers
 from moebox.errors import BadInput, UnknownName, refuse_if
 
 SourceKind = Literal["package", "build", "image"]
@@ -36,7 +37,10 @@ def parse_source(text: str, *, image: str = "") -> EngineSource:
             raise BadInput(f"{text}: {version!r} is not a version", hint="write it like vllm==0.32.0")
         if image:
             return EngineSource(kind="image", engine=name, version=version, image=image)
-        return EngineSource(kind="build" if sign == "@" else "package", engine=name, version=version)
+        if sign == "@":
+            return EngineSource(kind="build", engine=name, version=version)
+        refuse_if(not version_numbers(version), f"{text}: a package has a number", hint="write it like vllm==0.32.0")
+        return EngineSource(kind="package", engine=name, version=canonical_version(version))
     return parse_image(image or text)
 
 
@@ -54,8 +58,3 @@ def parse_image(name: str) -> EngineSource:
             version = match[1] if match and match.groups() else tag.removeprefix("v")
             return EngineSource(kind="image", engine=traits.name, version=version, image=name)
     raise BadInput(f"{name}: no engine publishes this image", hint=f"name the engine: vllm==VERSION --image {name}")
-
-
-def same_version(wanted: str, here: str) -> bool:
-    """Whether an installed version is the wanted one: "0.32" also means 0.32.0, and 0.32.0 also 0.32.0+cu129."""
-    return here == wanted or here.startswith((f"{wanted}.", f"{wanted}+"))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from moebox.core.catalogue import table_rows
 from moebox.core.model import Model
 from moebox.core.start_rules import next_release
-from moebox.core.symptom import version_in_range
+from moebox.core.versions import version_in_range
 
 NEVER = "never"
 

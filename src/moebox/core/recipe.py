@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from moebox.core.versions import canonical_version
+
 if TYPE_CHECKING:
     from moebox.core.box import Box
 
@@ -170,6 +172,14 @@ class Recipe:
     climb: Climb = Climb()
     planned_for: PlannedFor = PlannedFor()  # the default box of `forecast` and `twin`
 
+    def __post_init__(self) -> None:
+        """Spell versions and flags one way, as every rule reads them: v0.32.0 is 0.32.0, --load_mode load-mode."""
+        object.__setattr__(self, "engine_version", canonical_version(self.engine_version))
+        names = " ".join(self.flags)
+        if "_" in names or names.startswith("--") or " --" in names:
+            flags = {canonical_flag(name): value for name, value in self.flags.items()}
+            object.__setattr__(self, "flags", flags)
+
     def with_port(self, port: int) -> "Recipe":
         """The recipe with another port; with 0 the launch chooses a free one."""
         return replace(self, listen=replace(self.listen, port=port))
@@ -232,6 +242,12 @@ class Recipe:
 
 
 @functools.cache
+def canonical_flag(name: str) -> str:
+    """A key of `flags` without dashes before it and without underscores; a key within a flag's JSON stays."""
+    head, dot, key = name.partition(".")
+    return f"{(head.removeprefix('--') or head).replace('_', '-')}{dot}{key}"
+
+
 def split_path(path: str) -> tuple[tuple[str, ...], str | None]:
     """Split a setting's path into field names and, in a table with any keys, the key (which may contain dots)."""
     for free in _FREE_TABLES:

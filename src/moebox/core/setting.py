@@ -6,7 +6,6 @@ The types of the fields parse the values of `--set`. A changed recipe is a new o
 import dataclasses
 import fnmatch
 import json
-import operator
 import re
 import types
 import typing
@@ -17,12 +16,12 @@ from typing import Any, Literal, TypeVar
 
 from moebox import codec
 from moebox.core.recipe import Recipe, split_path
+from moebox.core.versions import SIGNS
 from moebox.errors import BadInput, UnknownName, refuse_if, suggest_names
 from moebox.units import parse_seconds, parse_tokens
 
 T = TypeVar("T")
 Effort = Literal["quick", "normal", "thorough"]  # of --effort, the same for every command
-SIGNS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt, "==": operator.eq}
 TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from moebox.core.model import Model
-from moebox.core.support_matrix import Setup, in_versions, version_numbers
+from moebox.core.support_matrix import Setup
+from moebox.core.versions import canonical_version, in_versions, version_numbers
 from moebox.data import FOLDER
 
 RuleRow = dict[str, Any]
@@ -90,6 +91,7 @@ def next_release(engine: str, version: str) -> str:
     A build of the main branch (0.26.1rc1.dev9) leads to the next feature release, a candidate (0.16.0rc2) to its own.
     """
     releases: list[str] = _tables(engine).get("releases", [])
+    version = canonical_version(version)
     if not re.match(r"\d+\.\d", version) or not releases or re.split(r"\+|\.post", version)[0] in releases:
         return ""
     if (build := re.match(r"(\d+)\.(\d+)\.\d+\S*dev", version)) and in_versions(version, f"<{releases[0]}"):

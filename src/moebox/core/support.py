@@ -18,11 +18,11 @@ from moebox.core.support_matrix import (
     State,
     SupportRow,
     candidate_rows,
-    in_versions,
     support_rows,
     version_note,
 )
 from moebox.core.support_settings import BUILD_KEYS, match_row
+from moebox.core.versions import in_versions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,9 +15,10 @@ from typing import Literal, get_args
 from moebox import codec
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Flag, Parallel, Recipe, Runtime
-from moebox.core.setting import SIGNS, setting_matches
+from moebox.core.setting import setting_matches
+from moebox.core.versions import in_versions, version_numbers
 from moebox.data import FOLDER
-from moebox.errors import BadInput, refuse_if
+from moebox.errors import BadInput
 
 State = Literal["no-start", "crashes", "hangs", "wrong", "slow", "runs", "accepted", "unknown"]  # the worst first
 WORST_FIRST: tuple[State, ...] = get_args(State)
@@ -188,40 +189,6 @@ def layout_holds(layout: str, parallel: Parallel, gpus_per_node: int = 0) -> boo
         if not setting_matches(sizes[match[1]], (match[2] or ">0").removeprefix("=")):
             return False
     return True
-
-
-@functools.lru_cache(maxsize=4096)
-def version_numbers(version: str) -> tuple[int, ...]:
-    """A version as numbers that sort: 0.5.12.post1 is (0, 5, 12, 1), an rc its release; a branch or commit has none."""
-    version = version.lower()
-    if re.match(r"(?!b\d+$)[0-9a-f]{7,40}$|(?![vb]?\d)", version):
-        return ()
-    text = re.split(r"^v?0\.1\.dev|rc|dev|a\d|\+", version, maxsplit=1)[0]
-    return tuple(map(int, re.findall(r"\d+", text)))
-
-
-@functools.lru_cache(maxsize=4096)
-def in_versions(version: str, wanted: str) -> bool:
-    """Whether a version is in ">=0.25,<0.27", "b9840..b10260" or "2026-07-15.."; in no bounded range if unknown."""
-    if not wanted:
-        return True
-    if ".." in wanted:
-        low, high = wanted.split("..")
-        bounds = [(sign, text) for sign, text in ((">=", low), ("<=", high)) if text]
-    else:
-        bounds = re.findall(r"\s*(<=|>=|==|<|>)\s*([^\s,]+)", wanted)
-        refuse_if(not bounds, f"support.toml: {wanted!r} is not a version range", hint='e.g. versions = ">=0.25,<0.27"')
-    mine, limits = _counted(version), [(sign, _counted(text)) for sign, text in bounds]
-    return bool(version_numbers(version)) and all(
-        mine[0] == limit[0] and SIGNS[sign](mine, limit) for sign, limit in limits
-    )
-
-
-@functools.lru_cache(maxsize=4096)
-def _counted(version: str) -> tuple[str, tuple[int, ...]]:
-    """How a version is counted, as a build (b9840), a date (2026-08) or by numbers, and these: 0.32 is 0.32.0."""
-    kind = "build" if re.match(r"b\d", version) else "date" if re.match(r"20\d\d-", version) else "number"
-    return kind, (*version_numbers(version), 0, 0, 0, 0, 0, 0, 0, 0)[:8]
 
 
 @functools.lru_cache(maxsize=256)

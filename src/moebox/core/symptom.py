@@ -15,7 +15,7 @@ import msgspec
 from moebox.core.catalogue import load_table, table_rows
 from moebox.core.recipe import Flag, Recipe
 from moebox.core.setting import setting_matches
-from moebox.core.support_matrix import in_versions, version_numbers
+from moebox.core.versions import version_in_range
 
 SymptomKind = Literal["log", "host", "behaviour", "frame", "words"]
 Severity = Literal["note", "warning", "fatal"]
@@ -123,12 +123,6 @@ def _possible_symptoms(engine: str, version: str, sm: str, model: str) -> tuple[
     every = table_rows(Symptom, "symptoms", "symptom", "foresee")
     foreseeable = (symptom for symptom in every if symptom.foresee and symptom.applies.covers_model(model))
     return tuple(each for each in foreseeable if each.applies.covers(engine=engine, version=version, sm=sm))
-
-
-@functools.lru_cache(maxsize=4096)
-def version_in_range(version: str, wanted: str) -> bool:
-    """True if a version lies in ">=0.24,<0.28". An unknown version counts as the newest: it meets no upper bound."""
-    return in_versions(version, wanted) if version_numbers(version) else "<" not in wanted and "==" not in wanted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -129,8 +129,8 @@ def _name_rules(recipe: Recipe) -> Iterator[Rule]:
     words |= {"reasoning_parser": recipe.reasoning_parser, "speculate.method": draft.method}
     for path, word in words.items():
         yield not WORD.fullmatch(word or ""), f"{path}: {word!r} is not a valid name", None
-    named = version in ("", "nightly", "latest", "main") or re.search(r"\d|^[a-f]{7,40}$", version)
-    yield not named, f"engine_version: {version!r} is not a version", 'write it like "0.32.0" or "b11669"'
+    text = f"engine_version: {version!r} is not a version"
+    yield version.startswith((*"._+-",)), text, 'write it like "0.32.0" or "b11669"'
     names = {"served_name": recipe.served_name, "checkpoint": recipe.checkpoint, "model": recipe.model}
     names |= {"speculate.draft": draft.draft, "runtime.python": recipe.runtime.python}
     for path, name in names.items():

@@ -12,6 +12,7 @@ from moebox.core import presets, validation
 from moebox.core.deployment import Deployment
 from moebox.core.plan import Launch
 from moebox.core.recipe import Recipe
+from moebox.core.versions import version_numbers
 from moebox.engines.arguments import LaunchNode, flatten
 from moebox.engines.engine import load_engine
 from moebox.engines.flags import newest_version
@@ -62,8 +63,15 @@ def runs_in_container(recipe: Recipe) -> bool:
 def image_name(deployment: Deployment) -> str:
     """Return the recipe's image, its preset's, or the engine's own for this version."""
     recipe, engine = deployment.recipe, deployment.engine
-    own = engine.image.format(version=recipe.engine_version or newest_version(engine.name))
-    return recipe.runtime.image or presets.load_preset(recipe.runtime.preset).image or own
+    if given := recipe.runtime.image or presets.load_preset(recipe.runtime.preset).image:
+        return given
+    version, repository = recipe.engine_version or newest_version(engine.name), engine.image.partition(":")[0]
+    if version == "latest" and repository:
+        return f"{repository}:latest"
+    unknown = not version_numbers(version) or "dev" in version or "+" in version
+    text = f"engine_version: no image of {engine.title} {version} is known"
+    refuse_if(unknown, text, hint=f'name one: runtime.image = "{repository or "REPOSITORY"}:TAG"')
+    return engine.image.format(version=version)
 
 
 def image_entry(deployment: Deployment) -> tuple[str, ...]:

@@ -18,8 +18,7 @@ from moebox import codec
 from moebox.core import registry
 from moebox.core.catalogue import load_table
 from moebox.core.recipe import EngineName, Recipe
-from moebox.core.support_matrix import version_numbers
-from moebox.core.symptom import version_in_range
+from moebox.core.versions import are_comparable, version_in_range, version_numbers
 from moebox.data import FOLDER
 from moebox.errors import BadInput, refuse_if
 
@@ -127,9 +126,10 @@ def newest_version(engine: EngineName) -> str:
 
 
 def may_be_newer(engine: EngineName, version: str) -> bool:
-    """True if a version belongs to a later series than the newest catalogue, or has no number: a branch, a commit."""
-    numbers = version_numbers(version)
-    return bool(version) and (not numbers or numbers[:2] > version_numbers(newest_version(engine))[:2])
+    """True if a version is of a later series than the newest catalogue, or of another kind: a branch, a commit."""
+    newest = newest_version(engine)
+    later = version_numbers(version)[:2] > version_numbers(newest)[:2]
+    return bool(version) and (later or not are_comparable(version, newest))
 
 
 def is_at_least(recipe: Recipe, release: str) -> bool:

@@ -15,8 +15,9 @@ from moebox.core.deployment import Deployment
 from moebox.core.model import format_names
 from moebox.core.plan import PlanWarning
 from moebox.core.support import Support, known_to_run, support_for
-from moebox.core.support_matrix import STATE_TEXT, Setup, SupportRow, build_of, version_numbers
+from moebox.core.support_matrix import STATE_TEXT, Setup, SupportRow, build_of
 from moebox.core.symptom import Severity, changes_text, choose_remedy
+from moebox.core.versions import are_comparable
 from moebox.engines.arguments import full_flag_name
 from moebox.engines.flags import flag_catalogue, may_be_newer, newest_version
 from moebox.sizing.layout import layout_problem
@@ -56,7 +57,7 @@ def common_refusals(deployment: Deployment) -> list[PlanWarning]:
         newest, table = newest_version(engine.name), flag_catalogue(engine.name, recipe.engine_version)
         new_flags = [name for key in recipe.flags if not table.find_spec(name := full_flag_name(key, table))]
         relation, what = "may be", "flags and forecasts"  # a branch or a commit
-        if version_numbers(recipe.engine_version):
+        if are_comparable(recipe.engine_version, newest):
             relation, what = "is", "flags, known problems and forecasts"
         text = f"{engine.title} {recipe.engine_version} {relation} newer than {newest}, the newest that moebox knows: "
         text += f"{what} are those of {newest}"

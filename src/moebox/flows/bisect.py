@@ -19,7 +19,7 @@ from moebox.core import registry
 from moebox.core.box import Box
 from moebox.core.engine_source import EngineSource, parse_source
 from moebox.core.recipe import Recipe
-from moebox.core.support_matrix import version_numbers
+from moebox.core.versions import version_numbers
 from moebox.environment import chosen_environment
 from moebox.errors import AnswerIsNo, BadInput, ExternalError, MoeboxError, refuse_if
 from moebox.flows.switch import paused_endpoint
@@ -89,6 +89,7 @@ def bisect_versions(
     builds = [each.source for each in installs.list_installs() if each.engine == sources[0].engine and each.source]
     tree = tree or (builds[-1] if builds else "")
     refuse_if(sources[0].engine != sources[1].engine, f"{ends[0]} and {ends[1]} are two engines")
+    refuse_if(ends[0] == ends[1], f"{ends[0]} is both the good and the bad version", hint="good comes first")
     text = f"{ends[0]}: the recipe runs {recipe.engine}"
     refuse_if(sources[0].engine != recipe.engine, text, hint="name its versions")
     candidates = tuple(list_candidates(sources[0], sources[1], between, tree))
@@ -137,14 +138,7 @@ def bisect_versions(
             if version not in (candidates[0], candidates[-1]) and version not in before:
                 with contextlib.suppress(MoeboxError):
                     installs.remove_install(version)
-            first, last = candidates[0], candidates[-1]
-            if state.mark_of(last) in ("good", "skip"):
-                why = f": {state.reasons[last]}" if last in state.reasons else ""
-                text = f"{last} is as good as {first}, so there is nothing to find{why}"
-                raise AnswerIsNo(text, hint="name another bad version")
-            if state.mark_of(first) == "bad":
-                text = f"{first} is not good against itself: {state.reasons.get(first, '')}"
-                raise AnswerIsNo(text, hint="the machine is too noisy")
+            refuse_ends(state)
     low, high = state.ends
     suspects = changes = candidates[low + 1 : high + 1]
     if sources[0].kind == "build":
@@ -154,6 +148,19 @@ def bisect_versions(
     run.write_json(JOURNAL, state)
     run.write_file("issue.md", issue_text(state))
     return state
+
+
+def refuse_ends(state: Bisection) -> None:
+    """Raise AnswerIsNo once the good end is known to be bad or not to run, or the bad end not to be bad."""
+    first, last = state.candidates[0], state.candidates[-1]
+    why = {version: f": {reason}" for version, reason in state.reasons.items()}
+    if state.mark_of(last) in ("good", "skip"):
+        text = f"{last} is as good as {first}, so there is nothing to find{why.get(last, '')}"
+        raise AnswerIsNo(text, hint="name another bad version")
+    if state.mark_of(first) == "bad":
+        raise AnswerIsNo(f"{first} is not good against itself{why.get(first, '')}", hint="the machine is too noisy")
+    if state.mark_of(first) == "skip":
+        raise AnswerIsNo(f"{first} could not be judged{why.get(first, '')}", hint="name another good version")
 
 
 def list_candidates(good: EngineSource, bad: EngineSource, between: Sequence[str], tree: str) -> list[str]:
@@ -177,6 +184,7 @@ def list_candidates(good: EngineSource, bad: EngineSource, between: Sequence[str
             text = f"the package index lists no release of {package}"
             raise ExternalError(text, hint="--between lists versions, oldest first")
         low, high, versions = version_numbers(good.version), version_numbers(bad.version), match[1].split(", ")
+        refuse_if(low >= high, f"{bad} is not newer than {good}", hint="good comes first")
         versions = [each for each in sorted(versions, key=version_numbers) if low < version_numbers(each) < high]
         inner = [f"{good.engine}=={each}" for each in versions]
     return [str(good), *inner, str(bad)]
@@ -192,10 +200,11 @@ def _run_git(tree: str, *words: str) -> str:
 def _open_journal(state: Bisection) -> tuple[Run, Bisection]:
     """The unfinished bisection of the same versions, or a new one."""
     for folder in sorted(runs_dir().glob(f"*-bisect-{state.recipe}-*"), reverse=True):
-        with contextlib.suppress(BadInput, OSError):
+        with contextlib.suppress(BadInput, OSError, AnswerIsNo):
             known = codec.decode(Bisection, codec.load_json(folder / JOURNAL), where=str(folder))
             same = (known.candidates, known.judges) == (state.candidates, state.judges)
             if same and not known.first_bad:
+                refuse_ends(known)  # which began anew: what failed may be there now
                 return Run.resume(str(folder)), known
     run = Run.create(f"bisect-{state.recipe}")
     state = replace(state, run=str(run.path))

@@ -17,8 +17,9 @@ from pathlib import Path
 
 from moebox import codec, files
 from moebox.core import registry
-from moebox.core.engine_source import EngineSource, same_version
+from moebox.core.engine_source import EngineSource
 from moebox.core.setting import flag_words
+from moebox.core.versions import same_version
 from moebox.data import load_table
 from moebox.detect import load_box
 from moebox.engines.engine import load_engine
@@ -30,7 +31,9 @@ from moebox.serve.installs import CONTAINER_TOOLS, InstalledEngine
 from moebox.site import read_site
 from moebox.units import format_gb
 
-PROBLEM = re.compile(r"^(ERROR|error|CMake Error|fatal|Error)\b|: error:|: fatal error:|No solution found|× ")
+PROBLEM = re.compile(
+    r"^(ERROR(?!: Ignored the following)|error|CMake Error|fatal|Error)\b|: error:|: fatal error:|No solution found|× "
+)
 Notify = Callable[[str], None]
 
 

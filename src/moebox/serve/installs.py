@@ -23,8 +23,9 @@ from pathlib import Path
 
 from moebox import codec, files
 from moebox.core import registry
-from moebox.core.engine_source import EngineSource, SourceKind, parse_image, same_version
+from moebox.core.engine_source import EngineSource, SourceKind, parse_image
 from moebox.core.recipe import Recipe, Runtime
+from moebox.core.versions import same_version
 from moebox.detect.host import run_program
 from moebox.environment import chosen_environment
 from moebox.errors import BadInput, ExternalError, UnknownName

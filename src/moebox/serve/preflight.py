@@ -16,10 +16,10 @@ from moebox.checkpoint.gguf import gguf_damage
 from moebox.checkpoint.safetensors import is_nonempty_file, shard_damage
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
-from moebox.core.engine_source import same_version
 from moebox.core.plan import Launch
 from moebox.core.recipe import Recipe
 from moebox.core.traits import LAST_PORT, Traits
+from moebox.core.versions import are_comparable, is_commit, same_version
 from moebox.detect.health import DISK_BYTES, measure_read_rate
 from moebox.engines.assemble import image_name
 from moebox.engines.engine import load_engine
@@ -173,7 +173,8 @@ def check_version(deployment: Deployment, argv: tuple[str, ...]) -> None:
     if not wanted or managed or recipe.runtime.kind != "native":
         return
     here = engine_version(deployment.engine, argv)
-    if here and not same_version(wanted, here):
+    is_another = are_comparable(wanted, here) or is_commit(wanted)  # what else a branch or a date is, nobody knows
+    if here and is_another and not same_version(wanted, here):
         spec = f"{recipe.engine}=={wanted}" if deployment.engine.package else f"{recipe.engine}@{wanted} DIR"
         text = f"the recipe wants {recipe.engine} {wanted}, this machine has {here}"
         raise ExternalError(text, hint=f"`moebox engines install {spec}`, or change engine_version in the recipe")

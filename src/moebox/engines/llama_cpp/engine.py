@@ -15,6 +15,7 @@ from moebox.engines.llama_cpp import memory
 from moebox.engines.llama_cpp.traits import TRAITS
 from moebox.engines.support import engines_for_format, plan_warning, quantization_of
 
+UNMAPPED = ("none", "mlock", "dio")  # load modes that read the file instead of mapping it
 LOOKUP = "ngram-simple"  # lookup in the prompt is the simplest of its n-gram kinds
 VERBOSITY = "4"  # the lowest that prints buffer sizes
 IK_QUANT = re.compile(r"IQ\d_K|IQ\d_KS|IQ\d_KL|IQ\d_KT|IQ\d_KSS|Q8_KV|IQ\d_S_R4|\w+_R[48]$", re.IGNORECASE)
@@ -70,8 +71,8 @@ class LlamaCppEngine(GgmlEngine):
 
     def locks_weights(self, recipe: Recipe) -> bool:
         """Only if the file is not mapped (llama-model.cpp); GGML_CUDA_REGISTER_HOST does nothing here."""
-        mode = recipe.flags.get("load-mode", recipe.flags.get("-lm"))  # "auto", the default, maps
-        return (mode in ("none", "mlock") or bool(recipe.flags.get("no-mmap"))) and UNLOCKED not in recipe.env
+        mode = next((recipe.flags[name] for name in ("load-mode", "-lm", "lm") if name in recipe.flags), "auto")
+        return (mode in UNMAPPED or bool(recipe.flags.get("no-mmap"))) and UNLOCKED not in recipe.env
 
     def setting_reasons(self, deployment: Deployment, memory: Memory) -> list[str]:
         recipe, model = deployment.recipe, deployment.model

@@ -41,7 +41,7 @@ ENTER_WITH_KEY = (
 )
 MOST_PREFILL = 16_384  # prompt tokens of all requests in a step by default (managers/schedule_policy.py)
 
-NO_PROMPT_GRAPHS = ("disable-piecewise-cuda-graph", "disable-prefill-cuda-graph")
+NO_PROMPT_GRAPHS = ("disable-cuda-graph", "disable-piecewise-cuda-graph", "disable-prefill-cuda-graph")
 VISION_IN_GRAPHS = ("KimiK25", "MiniMaxM3", "Qwen3_5Moe")  # architectures begin so
 # With a token selector, or because the default attention on B200 falls back in graphs.
 EAGER_PROMPTS = ("DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM")
@@ -219,7 +219,8 @@ class SglangEngine(Engine):
             )
         ):
             return 0
-        chunk = memory.chunk_and_batch(gpu, recipe)[0]
+        chunk, most = memory.chunk_and_batch(gpu, recipe)[0], str(recipe.flags.get("cuda-graph-max-bs-prefill"))
+        chunk = min(chunk, int(most)) if most.isdecimal() else chunk
         if model.mla is None:
             return chunk
         without = is_at_least(recipe, "0.5.15") and not is_at_least(recipe, "0.5.18")

@@ -6,6 +6,7 @@ from typing import Literal
 
 from moebox.core import presets
 from moebox.core.box import Gpu
+from moebox.core.calibration import decodes_in_graphs
 from moebox.core.deployment import Deployment
 from moebox.core.model import Mla
 from moebox.core.plan import PlanWarning
@@ -194,7 +195,7 @@ class VllmEngine(Engine):
         recipe = deployment.recipe
         usual = min(2 * memory.max_seqs(gpu, recipe) * (1 + recipe.draft_tokens), 512)
         given = recipe.flags.get("max-cudagraph-capture-size", usual)
-        return given if isinstance(given, int) else usual
+        return 0 if not decodes_in_graphs(recipe) else given if isinstance(given, int) else usual
 
     def dummy_weight_flags(self, deployment: Deployment, layers: int) -> dict[str, Flag]:
         return {**self.dummy_flags, "hf-overrides": layer_override(deployment, layers)}

@@ -11,7 +11,7 @@ from typing import Literal
 from moebox.core.catalogue import table_rows
 from moebox.core.layers import Gqa, LayerKind, Linear, Mamba, Mla
 from moebox.core.recipe import Recipe
-from moebox.core.symptom import version_in_range
+from moebox.core.versions import version_in_range
 from moebox.sizing.kv import kv_type
 
 AttentionKind = Literal["gqa", "mla", "dsa", "linear"]

@@ -11,7 +11,7 @@ from typing import Any
 from moebox import codec
 from moebox.core import catalogue
 from moebox.core.recipe import EngineName, Recipe
-from moebox.core.symptom import version_in_range
+from moebox.core.versions import version_in_range
 from moebox.sizing.rank import RankWork
 
 # Generations to use if one has no row of its own, nearest first. Consumer and server Blackwell share kernels

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from moebox.core import catalogue
-from moebox.core.symptom import version_in_range
+from moebox.core.versions import version_in_range
 
 RangeKind = Literal["decode", "prompt", "serving"]
 RANGE_KINDS: tuple[RangeKind, ...] = ("decode", "prompt", "serving")
