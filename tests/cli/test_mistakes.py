@@ -114,6 +114,8 @@ COMMANDS = {
     "plan bad.gguf": "bad.gguf: GGUF version 0 is not supported",
     "plan short.gguf": "short.gguf: too short for a GGUF file",
     "models show llama-9": "unknown model 'llama-9'|`moebox models` lists the",
+    "forecast kimi-k26-vllm --prefill --input 0": "--input 0|each is from 1",
+    "engines install vllm/vllm-openai:": "is not an engine version|vllm/vllm-openai:v0.32.0",
     "forecast kimi-k2.6 --box 8x-h200 --workload good.toml": "unknown setting 'name'|known: about",
     "forecast kimi-k2.6 --box 8x-h200 --input 8192": "--input needs --output or --prefill",
     "run --until verfy": "unknown step 'verfy'|plan, doctor, rehearse",

@@ -78,7 +78,7 @@ def _serving_table(rows: list[ForecastRow]) -> ForecastTable:
     for row in rows:
         load = format_count(row["max_concurrency"]) if row["max_concurrency"] else f"{row['request_rate']:g}/s"
         keys = ("mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "mean_itl_ms", "p99_itl_ms")
-        times = (format_seconds(row[key] / 1e3) for key in keys)
+        times = (format_seconds(row[key] / 1e3) if row["request_throughput"] else "-" for key in keys)
         lines.append((load, f"{row['request_throughput']:.2f}", format_count(row["output_throughput"]), *times))
     problems = {
         "failed": "up to {} requests are longer than the cache or the context and fail",
@@ -146,7 +146,7 @@ def forecast(
     """
     contexts = parse_counts("--context", plan.context, least=0, most=MAX_CONTEXT)
     streams = parse_counts("--concurrency", plan.concurrency, most=MAX_CONTEXT)
-    prompts = parse_counts("--input", input, least=0, most=MAX_CONTEXT)
+    prompts = parse_counts("--input", input, most=MAX_CONTEXT)
     is_serving, is_recipe = bool(output or rate or workload), recipes.is_recipe(target)
     wanted: dict[Mode, bool] = {"serving": is_serving, "decode": decode, "prefill": prefill}
     modes = [mode for mode, given in wanted.items() if given]
@@ -189,7 +189,8 @@ def forecast(
         rules = scheduler_rules(found.recipe, found.memory.kv_tokens, found.speed, found.memory)
         tiers = rows_of.tier_rows(found.deployment, found.memory, found.speed, rules, simulated_workloads(work)[-1])
     document = forecast_document(mode, found, rows) | {"kv_tiers": tiers}
-    good = force or found.misfit is None
+    nothing_ends = mode == "serving" and not any(row["request_throughput"] for row in rows)
+    good = force or (found.misfit is None and not nothing_ends)
     return print_result(json, document, lambda: print_parts(*forecast_page(mode, found, rows, tiers)), good=good)
 
 
@@ -251,7 +252,7 @@ def _forecast_rows(
         return rows_of.decode_rows(speed, tokens, many, memory, target.recipe)
     if mode == "prefill":
         tokens = tuple(lengths or sizes_up_to(limit, PROMPTS))
-        return rows_of.prefill_rows(speed, tuple(max(length, 1) for length in tokens))
+        return rows_of.prefill_rows(speed, tokens)
     if mode == "stream":
         tokens = tuple(lengths or sizes_up_to(limit, HYBRID_CONTEXTS))
         return rows_of.stream_rows(speed, tokens, min(max(4096, speed.chunk_tokens), limit))

@@ -48,7 +48,9 @@ def parse_image(name: str) -> EngineSource:
     """Find the engine and version of an image by the names that engines publish theirs under."""
     hint = "write it like vllm==0.32.0, llama.cpp@b11669 or vllm/vllm-openai:v0.32.0"
     text = f"{name!r} is not an engine version"
-    refuse_if(not IMAGE.fullmatch(name) or not ("/" in name or ":" in name), text, hint=hint)
+    refuse_if(
+        not IMAGE.fullmatch(name) or not ("/" in name or ":" in name) or name.endswith((":", "@")), text, hint=hint
+    )
     repository, _, tag = name.partition("@")[0].partition(":")
     for traits in registry.all_traits():
         own, _, pattern = traits.image.partition(":")

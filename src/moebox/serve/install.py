@@ -137,6 +137,9 @@ class Installer:
         Only what differs from the last build is compiled.
         """
         source, box = self.source, load_box()
+        build_commands, jobs = load_engine(source.engine).build_commands, len(os.sched_getaffinity(0))
+        if not build_commands(tree, "", box, jobs):
+            raise Unsupported(f"moebox cannot build {source.engine}", hint=f"install it: {source.engine}==VERSION")
         earlier = [each.source for each in installs.list_installs() if each.engine == source.engine and each.source]
         tree = tree or (earlier[-1] if earlier else "")
         refuse_if(not tree, f"{source}: which source tree?", hint=f"moebox engines install {source} DIR")
@@ -145,9 +148,6 @@ class Installer:
         text = f"{tree}: not a source tree"
         refuse_if(not is_git and not Path(tree).is_dir(), text, hint="a folder, a git repository or its URL")
         tree = tree if remote else str(Path(tree).resolve())
-        build_commands, jobs = load_engine(source.engine).build_commands, len(os.sched_getaffinity(0))
-        if not build_commands(tree, "", box, jobs):
-            raise Unsupported(f"moebox cannot build {source.engine}", hint=f"install it: {source.engine}==VERSION")
         with installs.build_folder(source.engine, tree, self.notify) as (work, lock):
             self.locks = (*self.locks, lock)
             commit = self.check_out(tree, work / "source") if is_git else ""
