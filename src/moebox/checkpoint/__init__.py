@@ -90,7 +90,7 @@ def deploy(recipe: Recipe, box: Box | None = None) -> Deployment:
     Deployment.
     """
     if recipe.runtime.image and not recipe.engine_version and recipe.runtime.kind in ("docker", "podman"):
-        with contextlib.suppress(BadInput):  # an image of somebody else: which version it holds is not known
+        with contextlib.suppress(BadInput):  # of an image that the engine does not publish, the version is not known
             source = parse_image(recipe.runtime.image)
             recipe = replace(recipe, engine_version=source.version if source.engine == recipe.engine else "")
     exists = _path_exists(recipe.checkpoint)

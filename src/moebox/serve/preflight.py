@@ -173,7 +173,7 @@ def check_version(deployment: Deployment, argv: tuple[str, ...]) -> None:
     if not wanted or managed or recipe.runtime.kind != "native":
         return
     here = engine_version(deployment.engine, argv)
-    is_another = are_comparable(wanted, here) or is_commit(wanted)  # what else a branch or a date is, nobody knows
+    is_another = are_comparable(wanted, here) or is_commit(wanted)  # a branch or a date has no number to compare
     if here and is_another and not same_version(wanted, here):
         spec = f"{recipe.engine}=={wanted}" if deployment.engine.package else f"{recipe.engine}@{wanted} DIR"
         text = f"the recipe wants {recipe.engine} {wanted}, this machine has {here}"
