@@ -103,6 +103,10 @@ def test_one_version_or_flag_in_several_spellings_has_one_forecast(
     eager = prompt_seconds(sglang_recipe, capsys, "flags.disable-prefill-cuda-graph=true")
     for flag in ("--disable-prefill-cuda-graph", "disable_prefill_cuda_graph"):
         assert prompt_seconds(sglang_recipe, capsys, f"flags.{flag}=true") == eager
+    text = Path(sglang_recipe).read_text()
+    Path(sglang_recipe).write_text(text.replace("[flags]", "[flags]\nlog_level = 'info'\nlog-level = 'debug'"))
+    assert main(["forecast", sglang_recipe]) == 2
+    assert "one flag is there twice" in capsys.readouterr().err
 
 
 def test_fewer_graphs_are_never_faster(recipe: str, sglang_recipe: str, capsys: pytest.CaptureFixture[str]):

@@ -13,6 +13,8 @@ from moebox.core.versions import canonical_version, in_versions, same_version, v
         ("0.5.15.rc1", "0.5.15rc1"),
         ("0.5.10-post1", "0.5.10.post1"),
         ("0.5.15-cu130", "0.5.15"),
+        ("v0.5.2-b200-cu129", "0.5.2"),
+        ("0.6.0b1", "0.6.0b1"),
         ("0.32.0+cu129", "0.32.0+cu129"),
         ("V0.27.0.dev123+gABC1234", "0.27.0.dev123+gabc1234"),
         ("B11669", "b11669"),
@@ -55,3 +57,4 @@ def test_versions_of_two_kinds_are_not_compared():
         assert not version_in_range(version, "<0.5.10")
         assert not in_versions(version, ">=0.5.10")
     assert in_versions("0.5.15-cu130", "<=0.5.15")
+    assert in_versions("0.6.0b1", "<=0.6.0")

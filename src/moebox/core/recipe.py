@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from moebox.core.versions import canonical_version
+from moebox.errors import refuse_if
 
 if TYPE_CHECKING:
     from moebox.core.box import Box
@@ -178,6 +179,8 @@ class Recipe:
         names = " ".join(self.flags)
         if "_" in names or names.startswith("--") or " --" in names:
             flags = {canonical_flag(name): value for name, value in self.flags.items()}
+            twice = f"flags: one flag is there twice: {', '.join(self.flags)}"
+            refuse_if(len(flags) < len(self.flags), twice, hint="write it once, without dashes before it")
             object.__setattr__(self, "flags", flags)
 
     def with_port(self, port: int) -> "Recipe":

@@ -130,7 +130,7 @@ def _name_rules(recipe: Recipe) -> Iterator[Rule]:
     for path, word in words.items():
         yield not WORD.fullmatch(word or ""), f"{path}: {word!r} is not a valid name", None
     text = f"engine_version: {version!r} is not a version"
-    yield version.startswith((*"._+-",)), text, 'write it like "0.32.0" or "b11669"'
+    yield version.startswith((".", "_", "+", "-")), text, 'write it like "0.32.0" or "b11669"'
     names = {"served_name": recipe.served_name, "checkpoint": recipe.checkpoint, "model": recipe.model}
     names |= {"speculate.draft": draft.draft, "runtime.python": recipe.runtime.python}
     for path, name in names.items():

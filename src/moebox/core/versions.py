@@ -7,8 +7,8 @@ import re
 from moebox.errors import refuse_if
 
 SIGNS = {">=": operator.ge, "<=": operator.le, "==": operator.eq, ">": operator.gt, "<": operator.lt}
-_SUFFIX = re.compile(r"[-_.]?(a|b|rc|alpha|beta|post|dev)[-_.]?(\d+)")
-_SPELLING = {"a": "a", "b": "b", "rc": "rc", "alpha": "a", "beta": "b", "post": ".post", "dev": ".dev"}
+_SUFFIX = re.compile(r"[-_.]?(rc|alpha|beta|post|dev)[-_.]?(\d+)")
+_SPELLING = {"rc": "rc", "alpha": "a", "beta": "b", "post": ".post", "dev": ".dev"}
 
 
 @functools.lru_cache(maxsize=4096)
@@ -42,7 +42,7 @@ def version_numbers(version: str) -> tuple[int, ...]:
     version = canonical_version(version).lower()
     if is_commit(version) or not re.match(r"[vb]?\d", version):
         return ()
-    text = re.split(r"^v?0\.1\.dev|rc|dev|a\d|\+", version, maxsplit=1)[0]
+    text = re.split(r"^v?0\.1\.dev|rc|dev|(?<=\d)[ab]\d|\+", version, maxsplit=1)[0]
     return tuple(map(int, re.findall(r"\d+", text)))
 
 
