@@ -114,6 +114,9 @@ def test_a_disturbed_calibration_is_used_with_a_word_and_a_wide_range():
     found = find_measured_speed(both, model, form, recipe, chunk=CHUNK)
     assert found is not None
     assert found.calibration == quiet
+    named = replace(quiet, version="0.32.0+cu129")
+    for version, applies in (("v0.32.0", True), ("0.32", True), ("0.31.0", False), ("", True)):
+        assert named.applies_to(plain, model, form, replace(recipe, engine_version=version)) == applies
 
 
 def test_more_layers_from_a_disturbed_boot_are_never_faster_than_the_boot():

@@ -13,6 +13,7 @@ from moebox.core import registry
 from moebox.core.conditions import MOST_DOUBT
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Recipe
+from moebox.core.versions import same_version
 from moebox.units import plural
 
 if TYPE_CHECKING:  # a box carries its calibrations
@@ -181,7 +182,7 @@ class Calibration:
         """True if it was measured with the configuration that `recipe` starts on `box`."""
         if (self.engine, self.quant) != (recipe.engine, checkpoint.quant) or recipe.speculate:  # no drafts are measured
             return False
-        if self.version and recipe.engine_version and self.version != recipe.engine_version:
+        if self.version and recipe.engine_version and not same_version(recipe.engine_version, self.version):
             return False
         if self.shape != shape_id(model) or self.layout != calibrated_layout(recipe):
             return False
