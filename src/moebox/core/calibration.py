@@ -4,6 +4,7 @@
 """
 
 import json
+import math
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
@@ -210,6 +211,15 @@ def calibrated_layout(recipe: Recipe) -> CalibratedLayout:
 def decodes_in_graphs(recipe: Recipe) -> bool:
     """Whether steps that decode run in CUDA graphs, by the recipe's flags."""
     return not any(str(recipe.flags.get(name)) == value for name, value in EAGER_FLAGS.items())
+
+
+def largest_graph(recipe: Recipe) -> float:
+    """The most tokens that a step may decode in a graph: what the flags say, or none; without flags no limit counts."""
+    if not decodes_in_graphs(recipe):
+        return 0
+    tokens, batch = (recipe.flags.get(name) for name in ("max-cudagraph-capture-size", "cuda-graph-max-bs-decode"))
+    limits = [tokens, batch * (1 + recipe.draft_tokens) if isinstance(batch, int) else None]
+    return min((limit for limit in limits if isinstance(limit, int)), default=math.inf)
 
 
 def gpu_expert_layers(recipe: Recipe) -> int:

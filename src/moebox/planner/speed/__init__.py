@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from moebox.core import catalogue
-from moebox.core.calibration import decodes_in_graphs
+from moebox.core.calibration import largest_graph
 from moebox.core.deployment import Deployment
 from moebox.core.plan import ArithmeticLine
 from moebox.core.support_matrix import candidate_rows
@@ -124,7 +124,7 @@ class Speed:
             fabric=make_fabric(box, gpu, row, recipe.parallel),
             draft=draft_with_acceptance(model, recipe.speculate) if recipe.speculate and drafts else None,
             draft_tokens=recipe.draft_tokens,
-            graphs=decodes_in_graphs(recipe),
+            largest_graph=largest_graph(recipe),
             captured_tokens=load_engine(engine).captured_tokens(deployment, gpu),
             host_factor=1 / tables.find_cpu(box.cpu.model).host,
             overhead=tables.find_overhead(engine, version, generation),

@@ -32,7 +32,7 @@ class GpuStep:
     fabric: Fabric
     draft: DraftCost | None = None
     draft_tokens: int = 0
-    graphs: bool = True
+    largest_graph: float = math.inf  # tokens that a step may decode to run in one
     captured_tokens: int = 0  # that a step with a prompt may have to run in graphs
     host_factor: float = 1.0  # host time of this CPU over that of the one the constants were fitted on
     fused_norms: bool = False  # all-reduces include the norms after them
@@ -76,7 +76,7 @@ class GpuStep:
         # is launched when a prompt's step begins: if they are about even, layers wait for one or the other, a fifth
         # more together. Steps that decode are launched during the ones before.
         launching = self.launches * self.constants.prompt_us if fresh > 0 and tokens > self.captured_tokens else 0.0
-        if not self.graphs:
+        if not self.largest_graph or (queries > self.largest_graph and not fresh):
             launching = max(launching, self.kernel_layers * self.constants.eager_us)
         launching *= self.host_factor * 1e-6
         if launching:
