@@ -34,7 +34,7 @@ RECIPES = {
     "parallel = 8": "parallel must be a table|write [parallel] on a line of its own",
     "[[parallel]]\ntp = 8": "parallel must be a table, not a list",
     "[env]\nA = 1": 'env.NAME must be a text in quotes, not a whole number|write NAME = "…", in quotes',
-    "[flags]\nx = [1]": "flags.NAME[0] must be a text in quotes",
+    "[flags]\nx = [true]": "flags.NAME[0] must be a whole number or a text in quotes",
     "[flags.x]\ny = 1": "flags.NAME must be",
     'context = "64k"': "context must be a whole number|write context = 8, without quotes",
     "context = 6.5": "context must be a whole number, not a number",

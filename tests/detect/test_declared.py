@@ -48,13 +48,21 @@ def test_a_name_with_spaces_is_read_as_the_driver_writes_it(name: str, same: str
 
 
 @pytest.mark.parametrize(
-    "name", ["rtx-5090+512GB", "1x-rtx-5090, 512 GB RAM", "RTX 5090 with 512GB of DDR5 RAM", "5090+512GB DDR5"]
+    "name",
+    [
+        "rtx-5090+512GB",
+        "1x-rtx-5090, 512 GB RAM",
+        "RTX 5090 with 512GB of DDR5 RAM",
+        "5090+512GB DDR5-6400",
+        "RTX 5090  with  512GB",
+    ],
 )
 def test_a_name_may_hold_the_memory(name: str):
-    """As people write it; `--ram` comes first, and the name is that of the GPUs."""
+    """As people write it; `--ram` comes first, and the box has the name that commands can repeat without quotes."""
     found = load_box(name)
     assert (found.ram, found.gpus) == (512 * 10**9, load_box("1x-rtx-5090").gpus)
-    assert found.name in ("5090", "rtx-5090", "1x-rtx-5090")
+    assert found.name in ("5090+512gb", "rtx-5090+512gb", "1x-rtx-5090+512gb")
+    assert load_box(found.name).ram == found.ram
     assert load_box(name, ram="1TiB").ram == 2**40
 
 

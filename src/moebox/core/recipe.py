@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 EngineName = str  # of an engine in core.registry
 RuntimeKind = Literal["native", "docker", "podman", "embedded"]
 FORMAT = 1
-Flag = str | int | float | bool | list[str]
+Flag = str | int | float | bool | list[str | int]
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 _FREE_TABLES = ("flags", "env", "runtime.mounts")  # tables with any keys
 
@@ -179,8 +179,9 @@ class Recipe:
         names = " ".join(self.flags)
         if "_" in names or names.startswith("--") or " --" in names:
             flags = {canonical_flag(name): value for name, value in self.flags.items()}
-            twice = f"flags: one flag is there twice: {', '.join(self.flags)}"
-            refuse_if(len(flags) < len(self.flags), twice, hint="write it once, without dashes before it")
+            others = [name for name in self.flags if name not in flags and canonical_flag(name) in self.flags]
+            text = f"flags: {', '.join(others) or names} and another spelling of it are both there"
+            refuse_if(len(flags) < len(self.flags), text, hint="write it once, without dashes before it")
             object.__setattr__(self, "flags", flags)
 
     def with_port(self, port: int) -> "Recipe":
@@ -255,5 +256,6 @@ def split_path(path: str) -> tuple[tuple[str, ...], str | None]:
     """Split a setting's path into field names and, in a table with any keys, the key (which may contain dots)."""
     for free in _FREE_TABLES:
         if path.startswith(f"{free}."):
-            return tuple(free.split(".")), path[len(free) + 1 :]
+            key = path[len(free) + 1 :]
+            return tuple(free.split(".")), canonical_flag(key) if free == "flags" else key
     return tuple(path.split(".")), None

@@ -29,7 +29,8 @@ def split_setting(text: str) -> tuple[str, str]:
     """Return the path and the value of "path=value"."""
     path, equals, value = text.partition("=")
     refuse_if(not (equals and path.strip()), f"--set {text!r} is not a setting", hint="write it like --set context=64k")
-    return path.strip(), value.strip()
+    names, key = split_path(path.strip())  # flags in one spelling
+    return ".".join((*names, key) if key else names), value.strip()
 
 
 def apply_settings(base: T, texts: Sequence[str]) -> T:
@@ -133,10 +134,13 @@ def parse_text(kind: Any, text: str, shown: str) -> Any:
         raise BadInput(f"{shown}={text}: {words.get(origin or kind) or problem}") from None
     if kind in (str, Path):
         return kind(text)
-    try:  # a value of several types, such as an engine's flag
-        return json.loads(text)
+    try:  # a value of several types, such as an engine's flag: what is JSON for the engine stays as it is
+        value = json.loads(text)
     except ValueError:
         return text
+    items = value if isinstance(value, list) else [value]
+    is_meant = str(value) == text if isinstance(value, float) else all(isinstance(each, str | int) for each in items)
+    return value if is_meant else text
 
 
 def _without_none(kind: Any) -> Any:

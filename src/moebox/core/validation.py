@@ -25,7 +25,10 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 WORD = re.compile(r"[A-Za-z0-9._+-]{0,64}")  # versions, parsers, methods
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")  # one part of a host name, RFC 1123
-SECRET = re.compile(r"(^|[-_])(api[-_]?key|hf[-_]token|token|password|passwd|secret|access[-_]key)$", re.IGNORECASE)
+SECRET = re.compile(
+    r"(^|[-_])(api[-_]?key|hf[-_]token|(?<!per[-_])(?<!first[-_])token|password|passwd|secret|access[-_]key)$",
+    re.IGNORECASE,
+)
 # Variables that make a shell, the loader or an interpreter run something, or that a shell reserves.
 HOOKS = re.compile(
     r"BASH.*|ENV|SHELLOPTS|PS[0-4]|PROMPT_COMMAND|IFS|CDPATH|GLOBIGNORE|PATH|HOME|SHELL|(E?U|PP)ID|_|FUNCNAME|LINENO"

@@ -38,7 +38,7 @@ from moebox.units import parse_rate, parse_size
 
 _NODES = re.compile(r"(?:(\d+)(?:n-|x(?=\d+x)))?(.*)", re.DOTALL)
 _PART = re.compile(r"(?:(\d+)x[-\s]*)?([a-z0-9].*)")
-_RAM = re.compile(r"(\d+(?:\.\d+)?\s*[gt]i?b)(?:\s+(?:of|ddr\d|ram|memory))*")
+_RAM = re.compile(r"(\d+(?:\.\d+)?\s*[gt](?:i?b)?)(?:\s+(?:of|ddr\d(?:-\d+)?|ram|memory))*")
 MAX_GPUS = 1024  # in one machine; more is a typing error
 MAX_NODES = 256
 MAX_NETWORK = 10**12  # bytes/s per GPU between nodes; NVLink's largest domains have 0.9e12
@@ -121,8 +121,7 @@ def with_ram(box: Box, *, ram: str = "", ram_bandwidth: str = "") -> Box:
     if ram:
         hint = "a bare number is bytes; write it like 768GiB"
         refuse_if(size < MIN_RAM, f"--ram {ram} is less than 1 GiB", hint=hint)
-        gpu = box.smallest_gpu
-        if gpu and gpu.unified:
+        if gpu := next((gpu for gpu in box.gpus if gpu.unified), None):
             raise BadInput(f"--ram {ram}: {gpu.title} and its CPU use the same memory, which is counted as the GPU's")
         box = replace(box, ram=size, ram_free=None)
     if ram_bandwidth:
@@ -143,9 +142,11 @@ def with_ram(box: Box, *, ram: str = "", ram_bandwidth: str = "") -> Box:
 
 def box_from_name(text: str) -> Box:
     """Parse COUNTxGPU, several and RAM joined by +; several nodes as 2x8x-GPU, and the rate between them after @."""
-    alike, at, rate = text.strip().partition("@")
+    alike, at, rate = map(str.strip, text.partition("@"))
+    rate, plus, more = rate.partition("+")  # RAM behind the rate
+    alike += plus + more
     alike = re.sub(r"(?<=\d)\s+x\s+", "x ", alike.lower().replace("×", "x"))  # "8 x H200"
-    parts = re.split(r"\s*[+,]\s*|\swith\s", alike)
+    parts = re.split(r"\s*[+,]\s*|\s+with\s+", alike)
     ram = [size[1] for part in parts if (size := _RAM.fullmatch(part))]
     no_gpu = "`--ram` adds it to this machine; a box file can have ram = and no GPUs"
     refuse_if(len(ram) == len(parts), f"box {text!r}: RAM and no GPU", hint=no_gpu)
@@ -160,7 +161,8 @@ def box_from_name(text: str) -> Box:
     if re.search(r"\s", alike):
         kinds = "+".join(f"{number}x-{name}" for name, number in Counter(gpu.name for gpu in gpus).items())
         alike = f"{nodes}x{kinds}" if match[1] else kinds
-    box = with_ram(split_into_nodes(Box(name=f"{alike}{at}{rate}", gpus=gpus, nodes=nodes)), ram="".join(ram))
+    name = "+".join([alike, *(size.replace(" ", "") for size in ram)])
+    box = with_ram(split_into_nodes(Box(name=f"{name}{at}{rate}", gpus=gpus, nodes=nodes)), ram="".join(ram))
     if not at:
         return box
     single = f"box {text!r}: @{rate} is the rate between nodes, and this box has one node"

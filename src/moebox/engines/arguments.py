@@ -7,11 +7,13 @@ each on a line and a shell variable in place of a value.
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from moebox.core import families
 from moebox.core.deployment import Deployment
 from moebox.core.recipe import Flag, Recipe
 from moebox.engines.flags import Argument, FlagCatalogue, is_flag
+from moebox.errors import refuse_if
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,11 +62,15 @@ def flag_arguments(flags: Mapping[str, Flag], known: FlagCatalogue) -> list[Argu
         spec = known.find_spec(name)
         if isinstance(value, bool):
             is_switch = spec is not None and spec.takes == 0 and not spec.dotted_key(name)
-            if spec is None or not is_switch:
+            dropped = not value and spec is not None and spec.takes != "?" and "false" not in spec.choices
+            if spec is None or spec.dotted_key(name) or not (is_switch or dropped):
                 arguments.append((name, str(value).lower()))
-            else:
+            elif is_switch:
                 arguments += [(name,)] if value else [(off,) for off in spec.off[:1]]
         elif isinstance(value, list):
+            if spec is not None and spec.dotted_key(name):
+                arguments.append((name, json.dumps(value)))
+                continue
             together = spec is not None and spec.takes in ("+", "*", 2)
             arguments += [(name, *map(str, value))] if together else [(name, str(each)) for each in value]
         else:
@@ -92,7 +98,36 @@ def add_recipe_flags(arguments: Sequence[Argument], flags: Mapping[str, Flag], k
     """Return `arguments` with the recipe's flags: `flag = false` drops one, any other value replaces or adds one."""
     off = {canonical_name(full_flag_name(key, known), known) for key, value in flags.items() if value is False}
     kept = [each for each in arguments if not is_flag(each[0]) or canonical_name(each[0], known) not in off]
-    return merge_arguments(kept, flag_arguments(flags, known), known)
+    return join_json(merge_arguments(kept, flag_arguments(flags, known), known), known)
+
+
+def join_json(arguments: Sequence[Argument], known: FlagCatalogue) -> list[Argument]:
+    """Return `arguments` with dotted keys made part of the same flag's JSON: of both vLLM would read the last alone."""
+    joined = list(arguments)
+    for argument in arguments:
+        name, *values = argument
+        spec = known.find_spec(name)
+        key = spec.dotted_key(name) if spec else ""
+        whole = [each for each in joined if spec and len(each) == 2 and canonical_name(each[0], known) == spec.name]
+        if not key or len(values) != 1 or not whole or not isinstance(document := read_json(whole[0][1]), dict):
+            continue
+        *above, last = key.split(".")
+        inner = document
+        for step in above:
+            inner = inner.setdefault(step, {})
+            refuse_if(not isinstance(inner, dict), f"flags: {name} is below a value of {whole[0][0]}")
+        inner[last] = read_json(values[0])
+        joined[joined.index(whole[0])] = (whole[0][0], json.dumps(document, separators=(",", ":")))
+        joined.remove(argument)
+    return joined
+
+
+def read_json(text: str) -> Any:
+    """Return what a text means as JSON, or the text if it is none."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def merge_arguments(arguments: Sequence[Argument], more: Iterable[Argument], known: FlagCatalogue) -> list[Argument]:

@@ -1,5 +1,6 @@
 """Whether a recipe fits its box: both numbers, and the nearest setting that does."""
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -49,7 +50,7 @@ def find_misfit(deployment: Deployment) -> Misfit | None:
         ),
         "",
     )
-    on_box = f" --box {recipe.planned_for.box}" if recipe.planned_for.box else ""
+    on_box = f" --box {shlex.quote(recipe.planned_for.box)}" if recipe.planned_for.box else ""
     remedy = f"{nearest} fits" if nearest else f"`moebox plan {recipe.model}{on_box}` looks for another recipe"
     return Misfit(text=text, remedy=remedy, shortfall=memory.shortfall)
 
