@@ -214,7 +214,7 @@ def decodes_in_graphs(recipe: Recipe) -> bool:
 
 
 def largest_graph(recipe: Recipe) -> float:
-    """The most tokens that a step may decode in a graph: by its flags, 0 if none is captured; without flags no limit counts."""
+    """The most tokens that a step may decode in a graph by its flags: 0 if none is captured, no limit without flags."""
     if not decodes_in_graphs(recipe):
         return 0
     tokens, batch = (recipe.flags.get(name) for name in ("max-cudagraph-capture-size", "cuda-graph-max-bs-decode"))
