@@ -224,7 +224,7 @@ def test_a_version_beyond_the_quality_limit_is_refused(
 
 
 def test_a_live_endpoint_is_switched_and_returns(
-    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """--apply serves the new version on the same port; --rollback brings back the old one and the file to the byte.
 
@@ -237,7 +237,8 @@ def test_a_live_endpoint_is_switched_and_returns(
     assert (serving(recipe), recipe.read_text()) == ("b1", before)
     assert main([*words, "--to", "llama.cpp@b2"]) == 0
     assert (serving(recipe), read_version(recipe)) == ("b2", "b2")
-    assert main(["upgrade", "rollback"]) == 0
+    monkeypatch.chdir(recipe.parent)
+    assert main(["upgrade", "rollback", recipe.name]) == 0
     assert (serving(recipe), recipe.read_text()) == ("b1", before)
     assert main(["upgrade", "rollback"]) == 2
     capsys.readouterr()

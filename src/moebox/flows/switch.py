@@ -203,8 +203,9 @@ def apply_switch(journal: SwitchJournal) -> SwitchJournal:
 
 
 def roll_back(name: str = "") -> SwitchJournal:
-    """Return to the recipe before the last applied upgrade, of `name` if one is given."""
-    applied = [journal for journal in list_journals("applied") if name in ("", journal.name, journal.file)]
+    """Return to the recipe before the last applied upgrade, of the recipe with this name or file if one is given."""
+    file = str(Path(name).resolve())
+    applied = [journal for journal in list_journals("applied") if name in ("", journal.name) or file == journal.file]
     refuse_if(not applied, f"no applied upgrade{f' of {name}' if name else ''} to return from")
     hint = ", ".join(each.name for each in applied)
     refuse_if(len(applied) > 1 and not name, "several upgrades are applied: name one", hint=hint)
