@@ -139,6 +139,12 @@ def test_an_engine_that_stands_still_at_99_percent_is_given_up(acting: Acting, r
     assert re.search(r"made no progress for \d+ s while loading weights \(99 of 100\)", failure.message)
 
 
+def test_an_engine_that_compiles_without_a_line_is_waited_for(acting: Acting, run: Run) -> None:
+    """A compiler among its processes is progress, and the phase says so; nothing else was printed for two patiences."""
+    with engine_session(deploy(acting("compiles")), run, patience_s=2.0, stop_signals=QUICK) as session:
+        assert "compiling" in [phase for phase, _ in session.watch.summary.phases]
+
+
 def test_an_engine_that_ends_well_without_serving_is_a_failure(acting: Acting, run: Run) -> None:
     """Exit code 0 is no success without any answer."""
     failure = refused(acting("quits"), run)

@@ -12,11 +12,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
+
 from moebox import codec, engines, http
 from moebox.core import engine_event
 from moebox.core.deployment import Deployment
 from moebox.core.engine_facts import EngineFacts
 from moebox.core.symptom import Finding
+from moebox.detect import host
 from moebox.engines.events import LogEvent
 from moebox.engines.kv_store import store_folder
 from moebox.errors import BadInput
@@ -34,6 +37,8 @@ FIRST_LINE_S = 60.0  # at least, before the first line: importing vLLM from a co
 LOOK_S = 0.1
 GRACE_S = 5.0  # for a guard to write its last state, beyond the waits of its stop signals
 POLL_S = 0.5  # at most; small models are ready within a second
+QUIET_S = 10.0  # without progress, before a compiler is looked for
+COMPILERS = ("cicc", "ptxas", "hipcc")  # SGLang 0.5.15 compiles its INT4 experts for five minutes without a line
 DYING_S = 1.0  # a process closes its connections a moment before it is gone
 LOG_DELAY_S = 1.0  # from an engine's print to our read: its buffer, the guard, the disk
 
@@ -113,7 +118,7 @@ class EngineSession:
 
     def _wait_for_chat(self, awake: AwakeClock, patience_s: float, deadline: float) -> None:
         chat: facts.ChatProbe | None = None
-        polled_at, away = 0.0, 0.0
+        polled_at, looked_at, away, quiet_s = 0.0, 0.0, 0.0, min(QUIET_S, patience_s / 3)
         while True:
             if awake.away_s > away:  # the machine slept, and so did the engine: start counting again
                 away, chat = awake.away_s, None
@@ -131,6 +136,11 @@ class EngineSession:
             elif (now := time.monotonic()) - polled_at >= min(POLL_S, (now - self.watch.started) / 20):
                 polled_at = now
                 self._report_lost_log()
+                if min(self.watch.idle_s, now - looked_at) > quiet_s:
+                    looked_at = now
+                    if self._compiles():
+                        self.watch.add_event(LogEvent(kind="phase", phase="compiling"))  # it prints nothing itself
+                        self.watch.note_progress()
                 url = f"{self.endpoint.server_url}{self._health_path}"
                 if http.get(url, headers=self.endpoint.headers, timeout_s=facts.HEALTH_TIMEOUT_S).ok:
                     chat = facts.ChatProbe(self.endpoint)
@@ -146,6 +156,15 @@ class EngineSession:
                 what = f"made no progress for {idle_s:.0f} s while {self.watch.summary.phase_text}"
                 raise self._record_failure("stuck", what)
             time.sleep(LOOK_S)
+
+    def _compiles(self) -> bool:
+        """Whether a compiler of GPU kernels runs among the engine's processes."""
+        if self.instance.container:
+            listed, _ = host.run_program([self.instance.runtime, "top", self.instance.container])
+            return any(Path(word).name in COMPILERS for word in listed.split())
+        with contextlib.suppress(psutil.Error):
+            return any(child.name() in COMPILERS for child in psutil.Process(self.guard.pid).children(recursive=True))
+        return False
 
     def wait_until_exit(self) -> None:
         """Wait for a ready engine to end. Raise LaunchFailed if it dies."""

@@ -100,8 +100,11 @@ class LogWatch:
         if shape not in self._shapes and len(self._shapes) < SHAPES:  # more kinds of lines are not progress
             self._shapes[shape] = event is not None
             self.note_progress()
-        if event is None:
-            return
+        if event is not None:
+            self.add_event(event)
+
+    def add_event(self, event: LogEvent) -> None:
+        """Add what a line reports, or what is seen of the engine without one."""
         summary = self.summary
         before = (summary.phase, summary.done)
         summary.add_event(event)
