@@ -50,26 +50,30 @@ def test_triton_reads_one_long_context_slowly() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kept", "model", "backend"),
+    ("kept", "model", "checkpoint", "decode_off", "prompt_off"),
     [
-        ("sglang-qwen-36", "qwen3-235b", "triton"),
-        ("sglang-minimax-12", "minimax-m2.5", "triton"),
-        ("sglang-fa3-qwen-24", "qwen3-235b", "fa3"),
-        ("sglang-fa3-minimax-24", "minimax-m2.5", "fa3"),
+        ("sglang-qwen-36", "qwen3-235b", "fp8", 0.12, 0.20),
+        ("sglang-minimax-12", "minimax-m2.5", "fp8", 0.12, 0.20),
+        ("sglang-fa3-qwen-24", "qwen3-235b", "fp8", 0.12, 0.20),
+        ("sglang-fa3-minimax-24", "minimax-m2.5", "fp8", 0.12, 0.20),
+        ("sglang-fa3-kimi-12", "kimi-k2.6", "int4", 0.14, 0.20),  # one stream: 12 layers hide what a step takes besides
+        ("sglang-fa3-dsv3-12", "deepseek-v3", "fp8", 0.21, 0.26),  # without DeepGEMM, which such installs have
     ],
 )
-def test_sglang_on_an_h200_is_forecast_by_published_rows(kept: str, model: str, backend: str) -> None:
-    """SGLang 0.5.15; nothing was fitted to these boots. Decode steps within 12%, first tokens within 20%."""
-    made, flags = rows.published(), {"attention-backend": backend}
-    recipe = made.recipe_of("sglang", model, "fp8", kv="bf16", max_seqs=64, flags=flags, engine_version="0.5.15")
+def test_sglang_on_an_h200_is_forecast_by_published_rows(
+    kept: str, model: str, checkpoint: str, decode_off: float, prompt_off: float
+) -> None:
+    """SGLang 0.5.15; nothing was fitted to these boots."""
+    made, flags = rows.published(), {"attention-backend": "fa3" if "fa3" in kept else "triton"}
+    recipe = made.recipe_of("sglang", model, checkpoint, kv="bf16", max_seqs=64, flags=flags, engine_version="0.5.15")
     speed = made.speed_of(made.box_of("1x-h200"), recipe, int(kept.rpartition("-")[2]))
     real = codec.decode(Boot, codec.load_json(H200 / f"{kept}.json"), where=kept)
     off = [speed.step_s(step.batch, step.context) / step.seconds - 1 for step in real.decode]
     assert len(off) >= 13
-    assert max(map(abs, off)) < 0.12
+    assert max(map(abs, off)) < decode_off
     first = [(speed.prefill_s(prompt.tokens) + speed.request_s) / prompt.seconds - 1 for prompt in real.prefill]
     assert len(first) == 5
-    assert max(map(abs, first)) <= 0.20
+    assert max(map(abs, first)) <= prompt_off
 
 
 @pytest.mark.parametrize(
