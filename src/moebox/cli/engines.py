@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import random
+import re
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -33,7 +34,7 @@ By = Annotated[
     str, Parameter(help="Judge by these alone: checks or their names, soak, answers, quality=0.02, speed=5%.")
 ]
 Tree = Annotated[str, Parameter(help="Folder or git repository of builds. Default: that of the last build.")]
-HEADS = ("engine", "version", "kind", "size", "where", "used by")
+HEADS = ("engine", "kind", "size", "where", "used by")
 
 
 def engines(*, json: AsJson = False) -> int:
@@ -50,10 +51,11 @@ def engines(*, json: AsJson = False) -> int:
         lines = []
         for row in rows:
             kind = row.kind if row.managed else f"{row.kind} ({row.tool})"
-            where = row.image or (row.path if not row.managed else row.name)
+            name = row.name if row.managed else f"{row.engine} {row.version}".rstrip()
+            where = re.sub(r"(@sha256:\w{12})\w+", r"\1…", row.image) or ("moebox" if row.managed else row.path)
             size = format_gb(row.bytes) if row.bytes else "–"
-            lines.append((row.engine, row.version, kind, size, where or "–", ", ".join(users[id(row)]) or "–"))
-        table = make_table(HEADS, lines, wrapped=HEADS)
+            lines.append((name, kind, size, where or "–", ", ".join(users[id(row)]) or "–"))
+        table = make_table(HEADS, lines, left_columns=HEADS[:2], wrapped=HEADS[3:])
         print_parts(table if rows else "no engine is installed: `moebox engines install vllm==VERSION`")
 
     return print_result(json, document, show)
