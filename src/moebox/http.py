@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import ssl
 
 PLAIN_HTTP, WRITE_HTTP = "answers in plain HTTP, not TLS", "write http:// instead of https://"
+TRUST_HINT = "`SSL_CERT_FILE=FILE moebox …` trusts its certificate; `moebox bench --set endpoint.insecure=true` any"
 PLAIN_REPLY_S = 2.0  # time for a server to begin a plain HTTP reply
 MAX_REPLY_BYTES = 4 << 20
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})

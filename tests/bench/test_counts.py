@@ -89,6 +89,20 @@ def test_usage_below_what_was_streamed_is_doubted(capsys: pytest.CaptureFixture[
     assert "usage counts 4 tokens in 80 events" in result["flags"][0]
 
 
+@pytest.mark.parametrize(("claimed", "doubtful"), [(42, False), (60, True)])
+def test_usage_beyond_what_was_asked_for_is_doubted(
+    claimed: int, doubtful: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The text is long enough for 60 tokens, but 40 were asked for; some engines count the end of the turn too."""
+    words = chunk(event({"content": " " + "a" * 400}))
+    with serving(streaming(39, words, FINISH, counted(claimed), DONE)) as server:
+        main(["bench", server.url, "--model", "m", "--requests", "2", "--output", "40", "--json"])
+    result = json.loads(capsys.readouterr().out)
+
+    assert (result["completed"], result["counts_doubtful"]) == (2, doubtful)
+    assert ("usage counts more tokens than were asked for in 2 of 2 replies" in result["flags"]) == doubtful
+
+
 @pytest.mark.parametrize(("claimed", "doubtful"), [(40, False), (100, True)])
 def test_a_tokenizer_is_asked_for_a_second_count(
     claimed: int, doubtful: bool, capsys: pytest.CaptureFixture[str]

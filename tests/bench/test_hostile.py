@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from moebox.bench import probe
 from moebox.cli import main
 from tests.bench.hostile import ASIDE, SERVERS
 from tests.bench.hostile_more import MORE
@@ -195,3 +196,33 @@ def test_a_refused_key_is_reported_as_such(model: list[str], capsys: pytest.Capt
 
     assert "--key-env" in output
     assert "/v1/models lists" not in output
+
+
+def test_a_server_that_always_refuses_is_asked_for_a_while(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It says when to ask again, for ever: one line tells of the wait, and it ends."""
+    monkeypatch.setattr(probe, "MAX_REFUSED_S", 1.5)
+
+    def busy(peer: Peer, body: dict[str, object]) -> bool:
+        peer.json(429, {"error": {"message": "slow down"}}, b"retry-after: 0\r\n")
+        return True
+
+    with serving(good, look=busy) as server:
+        assert main(["bench", server.url, "--model", "m", *FLAGS]) == 3
+    notes, error = capsys.readouterr().err.split("error: ")
+    assert notes.count("HTTP 429: slow down: asked again") == 1
+    assert "HTTP 429: slow down" in error
+    assert "--model" not in error
+
+
+def test_a_redirect_is_named_with_where_it_leads(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is not followed: a key would go with it."""
+
+    def moved(peer: Peer, body: dict[str, object]) -> bool:
+        peer.json(307, {}, b"location: https://models.example/v1/chat/completions\r\n")
+        return True
+
+    with serving(good, look=moved) as server:
+        assert main(["bench", server.url, "--model", "m", *FLAGS]) == 3
+    assert "it leads to https://models.example/v1/chat/completions" in capsys.readouterr().err

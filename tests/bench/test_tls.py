@@ -60,6 +60,7 @@ def test_tokenizer_metrics_and_model_names_over_tls_trust_what_the_streams_trust
         code = main(["bench", url, *trust, "--requests", "2", "--output", "3", "--json"])
         assert main(["bench", url, "--requests", "2"]) == 3, "it is not trusted by default"
     output = capsys.readouterr()
+    assert "SSL_CERT_FILE=FILE" in output.err
     result = json.loads(output.out)
 
     assert code == 0, output.err

@@ -23,6 +23,7 @@ from moebox.errors import ExternalError
 from moebox.stream.awake import AwakeClock
 from moebox.units import format_seconds
 
+END_TOKENS = 2  # over what was asked for, which some engines count with the end of the turn
 WARM_UP_OFFSET = 1 << 30  # index of the first warm-up request, so that none of them is measured later
 SETTLE_ROUNDS = 5  # at most; two are enough for a server that has nothing to compile
 SETTLED_GAIN = 0.15  # a round that is less than this much faster than the fastest one before shows nothing new
@@ -222,13 +223,15 @@ def _add_flags(probed: ProbedEndpoint, job: LoadJob, samples: Samples, result: M
     cached = validity.cached_prompts_flag(job.workload, rate, template_share=template_share)
     repeated, again = 0, ""
     if job.workload.kind == "prompts":
-        beyond = job.offset + len(samples) - len(load_prompts(job.workload.file))
-        repeated = min(len(samples), max(0, beyond))
+        repeated = min(len(samples), max(0, job.offset + len(samples) - len(load_prompts(job.workload.file))))
     if repeated:
         again = f"{repeated} of {len(samples)} prompts were asked before: the file holds too few"
     chunks = zip(samples.columns["chunks"], samples.columns["outcome"], strict=True)
     events, output = sum(count for count, outcome in chunks if outcome == COMPLETED), result.total_output_tokens
     fewer = f"usage counts {output:,} tokens in {events:,} events with text" if events > 2 * output > 0 else ""
+    counts = zip(samples.columns["output"], samples.columns["asked"], strict=True)
+    beyond = sum(count > asked + END_TOKENS for count, asked in counts)
+    more = f"usage counts more tokens than were asked for in {beyond} of {len(samples)} replies" if beyond else ""
     mismatch = validity.usage_mismatch(result.usage_check)
     unsteady = validity.unsteady_flag(result.steady)
     sent_tokens = round(result.total_input_tokens * len(samples) / max(1, result.completed))
@@ -239,6 +242,6 @@ def _add_flags(probed: ProbedEndpoint, job: LoadJob, samples: Samples, result: M
         prefix_cache_hit_rate=rate,
         prompts_cached=bool(cached),
         prompts_repeated=repeated,
-        counts_doubtful=bool(fewer or mismatch),
-        flags=(*filter(None, (cached, again, fewer, mismatch, unsteady, foreign)), *disturbed),
+        counts_doubtful=bool(fewer or more or mismatch),
+        flags=(*filter(None, (cached, again, fewer, more, mismatch, unsteady, foreign)), *disturbed),
     )

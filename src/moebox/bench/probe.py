@@ -17,6 +17,7 @@ from moebox.bench.validity import TokenCounter
 from moebox.bench.workloads import common_words, fake_code
 from moebox.core.endpoint import AUTH_STATUSES, KEY_HINT, SIMULATION_HEADER, Endpoint
 from moebox.errors import BadInput, ExternalError
+from moebox.escape import one_line
 from moebox.loose import Json, get_path
 from moebox.stream import sockets
 from moebox.stream.body import retry_after_s
@@ -26,7 +27,8 @@ MAX_TEMPLATE_TOKENS = 8192  # of a chat template; a server that reports more doe
 MAX_PROBE_EVENTS = 10_000  # of a reply to a request for a few tokens
 CALIBRATION_S = 120.0  # for a prompt of a few hundred tokens
 CONNECT_TIMEOUT_S = 10.0
-MAX_PAUSE_S = 60.0  # that a server which is still loading may ask for
+LEAST_PAUSE_S = 0.2  # whatever a server that refuses says
+MAX_REFUSED_S = 60.0  # for a server that is still loading or busy, and says when to ask again
 SERVER_TOKENIZER = "/tokenize"
 TOKENIZE_S = 20.0  # for counting one text, and for all that it takes to choose words
 MAX_MEAN_TOKENS = 1.4  # of a common word, below which it is worth finding out which of them are one token
@@ -65,6 +67,7 @@ def probe_endpoint(
     insecure: bool = False,
     ca_file: str = "",
     timeout_s: float = 600.0,
+    notify: Callable[[str], None] = lambda line: None,
 ) -> ProbedEndpoint:
     """Ask for a few tokens: does the server answer, stream, count tokens, and accept ignore_eos?
 
@@ -73,12 +76,14 @@ def probe_endpoint(
     address = sockets.address_from_url(endpoint.base_url, insecure=insecure, ca_file=ca_file)
     opening = " ".join(["one", "two", *random.sample(UNCALIBRATED_WORDS.words, 3)])
     until = time.monotonic() + timeout_s
-    reply = _ask_tokens(endpoint, address, api, opening, until, max_tokens=4, ignore_eos=True)
+    reply = _ask_tokens(endpoint, address, api, opening, until, notify, max_tokens=4, ignore_eos=True)
     ignores_eos = not reply.error
     if reply.error and reply.status in (400, 422):
-        reply = _ask_tokens(endpoint, address, api, opening, until, max_tokens=4)
+        reply = _ask_tokens(endpoint, address, api, opening, until, notify, max_tokens=4)
     if reply.error:
-        hint = KEY_HINT if reply.status in AUTH_STATUSES else "--model must be a name that /v1/models lists"
+        hint = KEY_HINT if reply.status in AUTH_STATUSES else None
+        hint = "--model must be a name that /v1/models lists" if reply.status in (400, 404, 422) else hint
+        hint = f"it leads to {moved}" if (moved := one_line(reply.headers.get("location", ""), 200)) else hint
         raise ExternalError(f"{endpoint.base_url}: {reply.error}", hint=hint)
     template_tokens = (reply.prompt_tokens or 0) - len(opening.split())
     probed = ProbedEndpoint(
@@ -110,11 +115,18 @@ def measure_code_words(probed: ProbedEndpoint, api: str) -> PromptWords:
 
 
 def _ask_tokens(
-    endpoint: Endpoint, address: sockets.SocketAddress, api: str, text: str, until: float, **fields: object
+    endpoint: Endpoint,
+    address: sockets.SocketAddress,
+    api: str,
+    text: str,
+    until: float,
+    notify: Callable[[str], None] = lambda line: None,
+    **fields: object,
 ) -> StreamReply:
     """Send one prompt within the time left, and again after a refusal if its Retry-After allows that."""
     prompt: Json = {"prompt": text} if api == "completions" else {"messages": [{"role": "user", "content": text}]}
     body: Json = {"model": endpoint.model, "stream_options": {"include_usage": True}, **prompt, **fields}
+    refused_until, refusals = min(until, time.monotonic() + MAX_REFUSED_S), 0
     while True:
         left = until - time.monotonic()
         if left <= 0:
@@ -130,9 +142,12 @@ def _ask_tokens(
         )
         reply = exchange.read_reply()
         pause = retry_after_s(reply.headers.get("retry-after", "")) if reply.status in (429, 503) else None
-        if pause is None or pause > min(MAX_PAUSE_S, until - time.monotonic()):
+        if pause is None or time.monotonic() + pause > refused_until:
             return reply
-        time.sleep(pause)
+        refusals += 1
+        if refusals == 1:
+            notify(f"{reply.error}: asked again for {MAX_REFUSED_S:.0f} s at most")
+        time.sleep(max(pause, LEAST_PAUSE_S))
 
 
 def api_path(api: str) -> str:

@@ -213,7 +213,8 @@ def bench(
     access = plan.endpoint
     endpoint = find_endpoint(target, model=model, key_env=key_env, insecure=access.insecure, ca_file=access.ca_file)
     keeper = ResultKeeper(output_file, run, plan.label or plan.name, endpoint=endpoint)
-    probed = probe_endpoint(endpoint, api=plan.workload.api, timeout_s=plan.loads[0].timeout_s, **asdict(access))
+    timeout_s = plan.loads[0].timeout_s
+    probed = probe_endpoint(endpoint, api=plan.workload.api, timeout_s=timeout_s, notify=print_note, **asdict(access))
     if not json:
         about = f"{printable_line(endpoint.model)} at {endpoint.base_url}; prompt lengths by {probed.words.source}"
         print_note((about, "dim"))

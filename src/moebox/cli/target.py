@@ -65,7 +65,7 @@ def no_answer_error(endpoint: Endpoint, reason: str) -> ExternalError:
     """Return the error for a server that does not answer; `reason` is the system's text."""
     unknown = "not known" in reason or "resolution" in reason
     hint = "is the host's name right?" if unknown else "is the server up?"
-    hint = http.WRITE_HTTP if http.PLAIN_HTTP in reason else hint
+    hint = http.WRITE_HTTP if http.PLAIN_HTTP in reason else http.TRUST_HINT if "CERTIFICATE" in reason else hint
     return ExternalError(f"{endpoint.base_url}: {_ERRNO.sub('', reason)}", hint=hint)
 
 

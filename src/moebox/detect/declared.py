@@ -39,7 +39,7 @@ from moebox.units import parse_rate, parse_size
 _NODES = re.compile(r"(?:(\d+)(?:n-|x(?=\d+x)))?(.*)", re.DOTALL)
 _PART = re.compile(r"(?:(\d+)x[-\s]*)?([a-z0-9].*)")
 _RAM = re.compile(r"(\d+(?:\.\d+)?\s*[gt](?:i?b)?)(?:\s+(?:of|ddr\d(?:-\d+)?|ram|memory))*")
-MAX_GPUS = 1024  # in one machine; more is a typing error
+MAX_GPUS = 128  # in one box: a rack has 72. A plan for 512 takes a minute and a half
 MAX_NODES = 256
 MAX_NETWORK = 10**12  # bytes/s per GPU between nodes; NVLink's largest domains have 0.9e12
 MIN_RAM = 2**30  # a machine that serves models has more, so a unit was left out
@@ -103,6 +103,7 @@ def _complete_box(box: Box, where: str, ram: str, ram_bandwidth: str) -> Box:
     enough_threads = not cpu.threads or cpu.threads >= cpu.cores
     rules = {
         f"nodes = {box.nodes}: from 1 to {MAX_NODES}": 1 <= box.nodes <= MAX_NODES,
+        f"{len(box.all_gpus):,} GPUs: at most {MAX_GPUS} in a box": len(box.all_gpus) <= MAX_GPUS,
         f"sockets = {cpu.sockets}: a machine has at least one": cpu.sockets >= 1,
         f"cores = {cpu.cores}, sockets = {cpu.sockets}: a socket has at least one core": enough_cores,
         f"cores = {cpu.cores}, threads = {cpu.threads}: a core runs at least one thread": enough_threads,
@@ -184,8 +185,9 @@ def parse_gpus(text: str, described: Mapping[str, Gpu] = MappingProxyType({})) -
         if not match:
             raise BadInput(f"box {text!r}: cannot read {part!r}", hint="write it like 8x-rtx-pro-6000-server")
         number = int(match[1] or 1)
-        too_many = f"box {text!r}: {number} GPUs is out of range"
-        refuse_if(not 1 <= number <= MAX_GPUS, too_many, hint=f"from 1 to {MAX_GPUS:,} in a machine")
+        too_many = f"box {text!r}: {len(gpus) + number:,} GPUs is out of range"
+        hint = f"from 1 to {MAX_GPUS} in a box; `moebox fleet plan` is about several"
+        refuse_if(number < 1 or len(gpus) + number > MAX_GPUS, too_many, hint=hint)
         gpus += [described.get(match[2]) or gpu_by_alias(match[2], number)] * number
     return tuple(gpus)
 

@@ -90,9 +90,8 @@ def connect(target: SocketAddress, timeout_s: float) -> socket.socket:
         secured.close()
         if http.speaks_plain(target.host, target.port, problem):
             raise ExternalError(f"{where} {http.PLAIN_HTTP}", hint=http.WRITE_HTTP) from None
-        hint = "`bench --set endpoint.ca_file=FILE` trusts its certificate, endpoint.insecure=true any"
         untrusted, reason = "CERT" in str(problem).upper(), getattr(problem, "reason", None) or problem
-        raise ExternalError(f"{where}: TLS: {reason}", hint=hint if untrusted else None) from None
+        raise ExternalError(f"{where}: TLS: {reason}", hint=http.TRUST_HINT if untrusted else None) from None
     return secured
 
 
