@@ -15,7 +15,6 @@ from moebox.core.deployment import Deployment
 from moebox.core.engine_event import ModelSwapped
 from moebox.errors import ExternalError, refuse_if
 from moebox.loose import get_objects
-from moebox.planner.kv_tiers import RATE_RANGE
 from moebox.serve.session import EngineSession, launch_engine, prepare_launch
 from moebox.serve.watch import Notify
 from moebox.store import Run
@@ -136,8 +135,7 @@ class ModelSwitch:
         """Seconds until a model that is not up serves, and their range: as last time, or from its weights."""
         if known := last_duration(slot.duration_key):
             return known, known / 1.5, known * 1.5
-        seconds = slot.needs.resume_s if slot.state == "asleep" else slot.needs.start_s
-        return seconds, seconds / RATE_RANGE[1], seconds / RATE_RANGE[0]
+        return slot.needs.swap_s(asleep=slot.state == "asleep")
 
     async def _swap_to(self, slot: ModelSlot) -> None:
         """Put away what does not fit beside the model, bring it up, and give it to the requests that wait."""

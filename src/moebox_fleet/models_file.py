@@ -18,7 +18,7 @@ from moebox.engines.assemble import LOOPBACK
 from moebox.engines.budget import ram_overhead
 from moebox.errors import refuse_if, refuse_out_of_range
 from moebox.loose import Document
-from moebox.planner.kv_tiers import DISK_RATE, LINK_SHARE
+from moebox.planner.kv_tiers import DISK_RATE, LINK_SHARE, RATE_RANGE
 from moebox.planner.speed.links import pcie_rate
 
 Sleep = Literal["auto", "no", "1", "2"]
@@ -97,6 +97,11 @@ class ModelNeeds:
     start_s: float = 0.0  # forecast of a cold start, 0 if unknown
     resume_s: float = 0.0
     sleep: Literal["no", "1", "2"] = "no"
+
+    def swap_s(self, *, asleep: bool) -> tuple[float, float, float]:
+        """Forecast seconds until it serves, and their range; from RAM no faster than the links to the GPUs."""
+        seconds, (slow, fast) = self.resume_s if asleep else self.start_s, RATE_RANGE
+        return seconds, seconds / (1 / LINK_SHARE if asleep and self.sleep == "1" else fast), seconds / slow
 
 
 def model_needs(deployment: Deployment, entry: ModelEntry) -> ModelNeeds:

@@ -34,10 +34,6 @@ class FleetCandidate:
         """Factors on its forecast speed that contain four of five published results."""
         return self.model.speed.range_factors("serving")
 
-    @property
-    def basis(self) -> str:
-        return self.model.speed.basis_text("serving")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetAnswer:

@@ -200,11 +200,11 @@ def plan_page(found: "FleetPlan", prices: Prices) -> "RenderableType":
     if found.listed is not None:
         share = format_percent(found.listed.good_share)
         lines.append(f"as listed ({len(found.listed.boxes)} boxes): {share} of requests met the SLO")
-    low = min(answer.candidate.speed_range[0] for answer in found.answers)
-    high = max(answer.candidate.speed_range[1] for answer in found.answers)
-    bases = "; ".join(sorted({answer.candidate.basis for answer in found.answers} - {""}))
+    speeds = [answer.candidate.model.speed for answer in found.answers]
+    rates = "; ".join(dict.fromkeys(speed.range_text("serving") for speed in speeds))
+    prompts = "; ".join(dict.fromkeys(speed.range_text("prompt") for speed in speeds))
     note = f"\nSimulated: {format_seconds(question.seconds)} of virtual time a fleet, {question.policy} routing. "
-    note += f"Speeds are forecasts: expect {low - 1:+.0%} to {high - 1:+.0%} ({bases or 'measured on these boxes'})."
+    note += f"Speeds are forecasts: expect {rates}; prompts and TTFT {prompts}."
     return Group(Text(title, style="bold"), Text(""), table, *map(Text, lines), Text(note, style="dim"))
 
 

@@ -122,7 +122,7 @@ class SimulatedBox:
         self.model = model
         self.scheduler = StepScheduler(speed=model.speed, rules=model.rules)
         self.cache = PrefixCache(self.scheduler, shared)
-        self.now = self.busy = self.peak = 0.0
+        self.now = self.busy = self.peak = self.last_in = 0.0
         self.open = self.requests = self.output_tokens = self.epoch = 0
         self.alive = True
         self.stepping = False  # inside a step that began at an earlier event
@@ -139,6 +139,20 @@ class DueCheck:
     done: ScheduleSlice | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentRequest:
+    """A request in HTTP and the tokenizer of a box."""
+
+    user: User
+    prompt: int
+    output: int
+    index: int
+    arrival: float
+
+
+FleetEvent = User | SimulatedBox | DueCheck | SentRequest
+
+
 class _FleetRun:
     """The events and totals of one simulation."""
 
@@ -148,7 +162,7 @@ class _FleetRun:
         self.draws = UserDraws(question.work, question.seed, limit=min(box.rules.context for box in boxes))
         self.router = RequestRouter(policy=question.policy)
         self.tally = FleetTally()
-        self.events: list[tuple[float, int, User | SimulatedBox | DueCheck]] = []
+        self.events: list[tuple[float, int, FleetEvent]] = []
         self.order = itertools.count()
         self.ids = itertools.count()
 
@@ -166,6 +180,8 @@ class _FleetRun:
                 self._start_turn(now, about)
             elif isinstance(about, SimulatedBox):
                 self._fail_box(now, about)
+            elif isinstance(about, SentRequest):
+                self._take_in(now, about)
             elif about.epoch == about.server.epoch and about.done is not None:
                 about.server.stepping = False
                 self._record_slice(about.server, about.done)
@@ -188,7 +204,7 @@ class _FleetRun:
             question=question, tally=self.tally, boxes=boxes, seconds=question.seconds - question.warm_s
         )
 
-    def _add_event(self, at: float, about: User | SimulatedBox | DueCheck) -> None:
+    def _add_event(self, at: float, about: FleetEvent) -> None:
         heapq.heappush(self.events, (at, next(self.order), about))
 
     def _start_turn(self, now: float, user: User) -> None:
@@ -201,20 +217,32 @@ class _FleetRun:
 
     def _send_request(self, now: float, user: User, prompt: int, output: int, index: int) -> None:
         server = self.servers[index]
+        server.last_in = server.model.speed.intake_end(now, prompt, server.last_in)
+        sent = SentRequest(user=user, prompt=prompt, output=output, index=index, arrival=now)
+        self._add_event(server.last_in, sent)
+
+    def _take_in(self, now: float, sent: SentRequest) -> None:
+        """Let the engine of a box have a request; if the box died meanwhile, it is sent again elsewhere."""
+        user, prompt, output, server = sent.user, sent.prompt, sent.output, self.servers[sent.index]
+        if not server.alive:
+            self.tally.lost += 1
+            if (index := self.router.pick_box(self.servers, -1)) >= 0:
+                self._send_request(now, user, prompt, output, index)
+            return
         if server.now < now:  # bring a decoding box's clock to `now`, at the end of its step
             if server.open and not server.stepping:
                 done = server.scheduler.advance(max_seconds=now - server.now)
                 if done is not None:
                     self._pass_time(server, done)
             server.now = max(server.now, now)
-        request = SimulatedRequest(id=next(self.ids), input=prompt, output=output, arrival=now)
+        request = SimulatedRequest(id=next(self.ids), input=prompt, output=output, arrival=sent.arrival)
         if not server.scheduler.submit(request):
             self.tally.refused += now >= self.question.warm_s
             self._add_event(now + self.draws.draw_pause(self.question.work.rest_s or self.question.work.think_s), user)
             self.draws.end_conversation(user)
             return
         request.cached_tokens = server.cache.take_prefix(user.id, prompt, begins=user.turn == 1)[0]
-        self._set_home(user, index)
+        self._set_home(user, sent.index)
         server.users[request.id] = user
         server.open += 1
         if now >= self.question.warm_s:

@@ -9,7 +9,6 @@ from moebox.cli.output import print_lines, print_note, print_parts
 from moebox.cli.twin import bind_socket, serve_app
 from moebox.core.deployment import Deployment
 from moebox.flows import recipes
-from moebox.planner.kv_tiers import RATE_RANGE
 from moebox.store import Run
 from moebox.stream import run_to_end
 from moebox.units import format_gib, format_seconds
@@ -44,11 +43,14 @@ def switch(file: Path, *, dry_run: Switch = False) -> int:
         awake = need.awake or {}
         gpu = max((size for device, size in awake.items() if device != "ram"), default=0)
         ram = awake.get("ram", 0) if need.sleep == "no" else need.asleep.get("ram", 0)
-        seconds = need.start_s if need.sleep == "no" else need.resume_s
-        low, high = (format_seconds(seconds / share) for share in reversed(RATE_RANGE))
+        _, low, high = map(format_seconds, need.swap_s(asleep=need.sleep != "no"))
         sizes = (format_gib(size) if size else "–" for size in (gpu, ram))
-        rows.append((name, *sizes, WAYS[need.sleep], f"{low} to {high}" if seconds else "unknown"))
+        rows.append((name, *sizes, WAYS[need.sleep], f"{low} to {high}" if need.start_s else "unknown"))
     print_parts(make_table(("model", "each GPU", "RAM", "put away", "back in"), rows))
+    if "ram" not in room and (asleep := sum(need.asleep.get("ram", 0) for need in needs.values())):
+        print_note(
+            f"the box's RAM is not known: {format_gib(asleep)} are taken to fit; `ram` in the recipe's planned_for"
+        )
     names = [*map(" + ".join, sets)]
     print_lines([f"together: {'; '.join(names)}" if len(names) > 1 else f"all fit together: {names[0]}"])
     if dry_run:

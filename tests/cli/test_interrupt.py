@@ -63,3 +63,23 @@ def test_an_interrupt_while_code_is_loaded_keeps_its_exit_code(tmp_path: Path, p
     command = [sys.executable, "-m", "interrupted_command"]
     run = subprocess.run(command, cwd=tmp_path, timeout=20, capture_output=True, text=True)
     assert (run.returncode, run.stderr) == (130, "interrupted; resume with: it\n")
+
+
+LOADING = """
+import sys
+from moebox.cli import main
+
+class Interrupting:
+    def find_spec(self, name, *others):
+        if name == "moebox.cli.app":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupting())
+sys.exit(main(["verify", "x"]))
+"""
+
+
+def test_an_interrupt_while_the_command_is_loaded_is_one_line():
+    """It was a traceback in the first tenths of a second."""
+    run = subprocess.run([sys.executable, "-c", LOADING], capture_output=True, text=True, timeout=20)
+    assert (run.returncode, run.stderr) == (130, "interrupted\n")

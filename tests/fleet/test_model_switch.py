@@ -549,6 +549,18 @@ def test_a_dry_run_shows_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "all fit together: p" in capsys.readouterr().out
 
 
+def test_weights_do_not_come_back_faster_than_the_links(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """571.6 GiB over eight slots of 64 GB/s take 1.2 s; RAM of which nothing is known is named, not assumed."""
+    plan = ["plan", "kimi-k2.6", "--box", "8x-h200", "--engine", "vllm"]
+    assert main([*plan, "--output", str(tmp_path / "kimi.toml")]) == 0
+    (tmp_path / "models.toml").write_text('[models.a]\nrecipe = "kimi.toml"\n[models.b]\nrecipe = "kimi.toml"\n')
+    capsys.readouterr()
+    assert main(["switch", str(tmp_path / "models.toml"), "--dry-run"]) == 0
+    shown = capsys.readouterr()
+    assert "1.2 s to" in shown.out
+    assert "the box's RAM is not known: 1.12 TiB are taken to fit" in shown.err
+
+
 def test_a_wait_that_ends_while_the_model_comes_loses_no_turn(tmp_path: Path):
     """A client that gave up leaves nothing open, so the model can be put away."""
 

@@ -94,6 +94,17 @@ def test_a_single_box_whose_users_never_come_back_agrees_with_the_planners_simul
     assert whole.tally.ttft.mean == pytest.approx(alone.ttft.mean, rel=0.1)
 
 
+def test_a_long_conversation_waits_for_the_tokenizer_in_a_fleet_too() -> None:
+    """Its history is in the cache, but is tokenized again: first tokens came in half the time that `forecast` says."""
+    one = UserWorkload(first=16600, shared=15500, grows=1100, output=220, turns=36, think_s=6.0, rest_s=6.0)
+    turns = SimulatedWorkload(input=1100, output=220, requests=72, concurrency=1, turns=36, prefix=15500, think_s=6.0)
+    fleet = simulate_fleet([box()], FleetQuestion(work=one, users=1, seconds=700, warm_s=0.0, slo=SLO))
+    alone = simulate(box().speed, box().rules, turns)
+
+    assert fleet.tally.requests > 60
+    assert fleet.tally.ttft.quantile(0.5) == pytest.approx(alone.ttft.quantile(0.5), rel=0.15)
+
+
 def test_sizing_finds_the_smallest_fleet_and_one_more_when_a_box_may_die() -> None:
     question = FleetQuestion(work=CHAT, users=400, seconds=200, warm_s=60, slo=Slo(ttft_s=1.0, tpot_s=0.02))
 

@@ -109,8 +109,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run_command(words: list[str]) -> int:
     """Run a command; an error is one line and a hint, or a traceback with --debug."""
-    from moebox.cli.app import call_command
-
     if "--plain" in words:
         os.environ |= {"NO_COLOR": "1", "TERM": "dumb"}
     words = ["watch", *words[1:]] if words[0] == "top" else words  # what users of other tools type
@@ -121,6 +119,8 @@ def _run_command(words: list[str]) -> int:
         folder, words[place : place + 2] = words[place + 1], []
         os.environ["MOEBOX_RUNS"] = folder
     try:
+        from moebox.cli.app import call_command  # here, so that Ctrl-C while it loads is an interrupt too
+
         return call_command([word for word in words if word not in ("--debug", "--plain")])
     except MoeboxError as problem:
         if debug:

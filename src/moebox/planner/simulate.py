@@ -273,8 +273,7 @@ class _SimulatedRun:
         if self.workload.turns > 1:
             _, turn = self.conversations.setdefault(request.id, (request.id, 0))
             request.input += 0 if turn else self.workload.prefix
-        tokens_s = request.input * speed.token_s
-        self.last_in = max(at + speed.request_s + speed.text_s + tokens_s, self.last_in + max(speed.intake_s, tokens_s))
+        self.last_in = speed.intake_end(at, request.input, self.last_in)
         wait_s = self.scheduler.rules.poll_steps * self.scheduler.busy * (self.now - self.step_began)
         heapq.heappush(self.entering, (self.last_in + request.id * GOLDEN % 1 * wait_s, next(self.order), request))
 

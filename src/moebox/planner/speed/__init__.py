@@ -222,6 +222,11 @@ class Speed:
             seconds += whole * (first + last) / 2
         return seconds
 
+    def intake_end(self, sent: float, tokens: int, last: float) -> float:
+        """When a prompt is through HTTP and the tokenizer, which take one after another; `last`: the prompt before."""
+        tokens_s = tokens * self.token_s
+        return max(sent + self.request_s + self.text_s + tokens_s, last + max(self.intake_s, tokens_s))
+
     def prefills_s(self, tokens: int, prompts: int) -> float:
         """Seconds to read `prompts` of `tokens` each that arrived together: a step reads as many as it has room for."""
         together = min(max(self.chunk_tokens // max(tokens, 1), 1), prompts)
