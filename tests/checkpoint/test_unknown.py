@@ -113,6 +113,17 @@ def test_weights_come_from_the_index_if_no_shard_is_there(tmp_path: Path) -> Non
     assert checkpoint.total_bytes == pytest.approx(123_456_789, abs=10)
 
 
+def test_a_part_that_stands_alone_and_a_title_in_two_lines_are_seen(tmp_path: Path) -> None:
+    """The header says how many parts there are, whatever the file is called; no line of a title looks like ours."""
+    keys = {"block_count": 8, "embedding_length": 2048, "context_length": 8192, "vocab_size": 1000}
+    keys |= {"attention.head_count": 16, "attention.head_count_kv": 4, "feed_forward_length": 4096}
+    metadata = {"general.architecture": "odd", "general.name": "a\nerror: b", "split.count": 3}
+    metadata |= {f"odd.{name}": value for name, value in keys.items()}
+    found = look_up_model(str(gguf(tmp_path / "odd.gguf", metadata, [("blk.0.attn_q.weight", [2048, 2048], 1)])))
+    assert found.model.title == "a error: b"
+    assert "odd.gguf is one of 3 parts by its header; by its name it is alone" in found.notes
+
+
 def test_a_gguf_of_any_architecture_is_read(tmp_path: Path) -> None:
     """Shape from the header's metadata, bytes from its tensors."""
     keys = {"block_count": 8, "embedding_length": 2048, "context_length": 8192, "vocab_size": 1000}
@@ -120,7 +131,8 @@ def test_a_gguf_of_any_architecture_is_read(tmp_path: Path) -> None:
     metadata = {"general.architecture": "odd", **{f"odd.{name}": value for name, value in keys.items()}}
     found = look_up_model(str(gguf(tmp_path / "odd.gguf", metadata, [("blk.0.attn_q.weight", [2048, 2048], 1)])))
     assert found.model.kv_bytes_per_token("bf16") == 8 * 2 * 4 * 128 * 2
-    assert "no engine is known to run odd, an unknown architecture" in found.notes[0]
+    assert "odd.gguf is not downloaded completely: it has 379 bytes" in found.notes[0]
+    assert "no engine is known to run odd, an unknown architecture" in found.notes[1]
 
 
 @pytest.mark.parametrize(

@@ -307,4 +307,4 @@ def test_a_fleet_has_the_range_of_a_serving_forecast(recipe: str, capsys: pytest
     out, _ = read_forecast(words, capsys)
     candidate = find_candidate(recipe, "4x-rtx-pro-6000-server", find_workload("chat"))
     low, high = candidate.speed_range
-    assert f"expect {low - 1:+.0%} to {high - 1:+.0%} ({candidate.basis})" in out
+    assert f"expect {low - 1:+.0%} to {high - 1:+.0%} ({candidate.model.speed.basis_text('serving')})" in out

@@ -330,6 +330,15 @@ def test_the_served_context_reaches_the_client(server: Server, capsys: pytest.Ca
     assert limit == {"context": 98304, "output": 32768}
 
 
+def test_what_the_server_contradicts_is_said(server: Server, capsys: pytest.CaptureFixture[str]):
+    """A name that it does not list, a context beyond its own: written as asked, with a note."""
+    url = f"http://127.0.0.1:{server.server_port}"
+    assert main(["connect", "zed", url, "--model", "nosuch", "--context", "9999999"]) == 0
+    notes = " ".join(capsys.readouterr().err.split())
+    assert "may refuse `nosuch`" in notes
+    assert "the server refuses more than 98,304 tokens (max_model_len of /v1/models)" in notes
+
+
 def test_a_real_server_is_called_in_both_protocols(embedded: Recipe, run: Run):
     """llama.cpp answers Anthropic's and OpenAI's calls; a model without knowledge streams, and calls no tool."""
     with engine_session(deploy(embedded), run) as session:

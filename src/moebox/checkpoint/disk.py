@@ -27,8 +27,9 @@ def model_from_file(path: Path) -> ResolvedModel:
     if path.suffix == ".json":
         model, computed = _read_config(path, path.parent.name if path.name == "config.json" else path.stem)
         return _recognise(model, computed, path.parent, _chat_template(path.parent))
-    model, checkpoint, template = read_gguf_model(path)
-    return _recognise(model, checkpoint, path, template, model.name)
+    model, checkpoint, template, missing = read_gguf_model(path)
+    found = _recognise(model, checkpoint, path, template, model.name)
+    return replace(found, notes=(*missing, *found.notes))
 
 
 def model_from_folder(folder: Path) -> ResolvedModel:

@@ -95,11 +95,15 @@ def read_header(path: Path) -> GgufHeader:
 def gguf_damage(path: Path) -> str:
     """Compare a file's size with its table of tensors; "" if they fit, or if the table has an unknown format."""
     try:
-        need, size = sum(tensor.bytes for tensor in read_header(path).tensors), path.stat().st_size
+        return _missing_bytes(path, read_header(path))
     except HeaderCutShort:
         return "ends inside its header"
     except BadInput:
         return ""
+
+
+def _missing_bytes(path: Path, header: GgufHeader) -> str:
+    need, size = sum(tensor.bytes for tensor in header.tensors), path.stat().st_size
     return f"has {size:,} bytes, its header describes {need:,} of weights" if need > size else ""
 
 
@@ -133,8 +137,8 @@ class GgufMetadata:
         return int(max(values))
 
 
-def read_gguf_model(path: Path) -> tuple[Model, Checkpoint, str]:
-    """Return the model in a GGUF file, its checkpoint and its chat template."""
+def read_gguf_model(path: Path) -> tuple[Model, Checkpoint, str, tuple[str, ...]]:
+    """Return the model in a GGUF file, its checkpoint, its chat template, and what is missing of its files."""
     files = split_files(path)
     headers = [*map(read_header, files)]
     meta = GgufMetadata(headers[0].metadata, path)
@@ -142,9 +146,14 @@ def read_gguf_model(path: Path) -> tuple[Model, Checkpoint, str]:
     projector = f"{path}: is a vision projector (mmproj), which is loaded beside a model"
     refuse_if(meta.architecture == "clip", projector, hint="name the .gguf file of the model itself")
     tensors = [tensor for header in headers for tensor in header.tensors]
-    model = _read_model(meta, str(meta.values.get("general.name") or path.stem), tensors)
+    model = _read_model(meta, " ".join(str(meta.values.get("general.name") or path.stem).split()), tensors)
     template = str(meta.values.get("tokenizer.chat_template") or "")
-    return model, _read_checkpoint(files[0], model, tensors, shards=len(files)), template
+    damaged = {file.name: _missing_bytes(file, header) for file, header in zip(files, headers, strict=True)}
+    missing = [f"{name} is not downloaded completely: it {text}" for name, text in damaged.items() if text]
+    parts = meta.values.get("split.count")
+    if isinstance(parts, int) and parts > len(files):
+        missing.append(f"{path.name} is one of {parts} parts by its header; by its name it is alone")
+    return model, _read_checkpoint(files[0], model, tensors, shards=len(files)), template, tuple(missing)
 
 
 def _read_model(meta: GgufMetadata, name: str, tensors: list[HeaderTensor]) -> Model:

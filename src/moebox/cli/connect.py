@@ -51,6 +51,9 @@ def connect(
     recipe = codec.read_toml(Recipe, Path(url)) if url.endswith(".toml") else None
     served = served_limits(endpoint)
     limit, notes = _find_context(context, recipe, served)
+    if served.models and endpoint.model not in served.models:
+        listed = ", ".join(f"`{name}`" for name in served.models[:6])
+        notes.append(f"the server lists {listed} and may refuse `{endpoint.model}`")
     variable = key_env or (recipe.listen.key_env if recipe else "")
     if not variable and recipe is None and not is_url(url):
         variable = state.find_instance(url or None).key_env
@@ -92,7 +95,9 @@ def connect(
 def _find_context(given: str, recipe: Recipe | None, served: ServedLimits) -> tuple[int, list[str]]:
     """Return the context that was given, that the server reports, that the recipe has, or a small one; with notes."""
     if given:
-        return flags.parse_value("--context", given, parse_tokens), []
+        tokens = flags.parse_value("--context", given, parse_tokens)
+        beyond = served.context and tokens > served.context
+        return tokens, [f"the server refuses more than {served.context:,} tokens ({served.source})"] if beyond else []
     if served.context:
         return served.context, [f"context {served.context:,} ({served.source})"]
     missing = "answer, so its context is not known" if served.problem else "report its context"

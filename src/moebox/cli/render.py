@@ -1,6 +1,7 @@
 """`moebox render`: write a recipe as a file that runs without moebox."""
 
 import sys
+from dataclasses import replace
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
@@ -10,8 +11,10 @@ from moebox import render as rendering
 from moebox.checkpoint import deploy
 from moebox.cli.flags import AsJson, OutputPath, Switch
 from moebox.cli.output import print_lines, print_note, print_result, write_file
+from moebox.cli.up import note_missing_key
 from moebox.engines import find_refusals
 from moebox.flows import recipes
+from moebox.render.cluster import ALL_ADDRESSES
 
 
 def render(
@@ -35,6 +38,8 @@ def render(
         recipes.refuse_misfit(deployment)
     files = api.render(deployment.recipe, file_format)
     warnings = find_refusals(deployment)
+    if file_format == "slurm":  # it listens on all addresses, since its users are on other machines
+        note_missing_key(replace(deployment.recipe.listen, host=ALL_ADDRESSES))
     if output:
         for name, text in files.items():
             executable = file_format in rendering.EXECUTABLE_FORMATS

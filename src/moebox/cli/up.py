@@ -16,6 +16,7 @@ from moebox.cli.ps import restore_interrupted
 from moebox.core.deployment import Deployment
 from moebox.core.engine_event import PlanReality, PlanRealityRow, RemedyApplied, read_forecast
 from moebox.core.plan import PlanWarning
+from moebox.core.recipe import Listen
 from moebox.core.setting import split_settings, with_settings
 from moebox.core.symptom import Finding, changes_text
 from moebox.core.traits import LAST_PORT
@@ -79,10 +80,12 @@ def up(
     refuse_if(not where.is_given and chosen.nodes != NodePrograms(), "nodes.python needs --hosts or --slurm")
     where.check_node_count(deployment.recipe.name, deployment.recipe.parallel.nodes)
     misfit = None if force else recipes.find_recipe_misfit(deployment)
-    problems = known_problems(deployment)
+    problems, listen = known_problems(deployment), deployment.recipe.listen
     if dry_run:
         if misfit:
             raise misfit.error()
+        if listen.host not in LOOPBACK:
+            note_missing_key(listen)
         print_command(deployment, problems, where, json=json)
         print_warnings(deployment.notes, problems)
         return 0
@@ -92,10 +95,7 @@ def up(
         require_engine(deployment)
     if misfit:
         print_parts(f"warning: {misfit.text} ({misfit.remedy})", stderr=True)
-    listen = deployment.recipe.listen
-    if not listen.key_env:
-        users = "every user of this machine" if listen.host in LOOPBACK else "everyone who can reach this machine"
-        print_note(f"note: the engine asks for no key: {users} may use it (listen.key_env in the recipe)")
+    note_missing_key(listen)
     # patchable symptoms are refused elsewhere, or the engine is patched
     print_warnings(deployment.notes, [warning for warning in problems if warning.symptom not in PATCHABLE_SYMPTOMS])
     if service:
@@ -165,6 +165,13 @@ def print_command(deployment: Deployment, warnings: list[PlanWarning], where: No
         document |= {"env": prepared.launch.env, "base_url": prepared.endpoint.base_url}
     document |= {"warnings": warnings, "notes": deployment.notes}
     print_result(json, document, lambda: print(escape_invisible(text)))
+
+
+def note_missing_key(listen: Listen) -> None:
+    """Print who may use an engine, unless it asks for a key."""
+    if not listen.key_env:
+        users = "every user of this machine" if listen.host in LOOPBACK else "everyone who can reach this machine"
+        print_note(f"note: the engine asks for no key: {users} may use it (listen.key_env in the recipe)")
 
 
 def known_problems(deployment: Deployment) -> list[PlanWarning]:

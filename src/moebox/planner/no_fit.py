@@ -123,7 +123,8 @@ def no_candidate_error(inputs: PlanInputs) -> MoeboxError:
     experts = f", {model.moe.experts} experts by ep, which is 1 or tp × dp" if model.moe else ""
     reason = problem.reason if problem else f"{layout or 'no layout'} over {len(box.gpus)} GPUs"
     hint = f"{model.attention.heads} attention heads must divide by tp{experts}, and tp by dcp"
-    return BadInput(f"{model.title} cannot be divided that way: {reason}", hint=hint)
+    how = f"by {layout}" if layout and problem else "that way"
+    return BadInput(f"{model.title} cannot be divided {how}: {reason}", hint=hint)
 
 
 def _no_gpu_error(inputs: PlanInputs) -> DoesNotFit:

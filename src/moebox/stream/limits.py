@@ -18,6 +18,7 @@ class ServedLimits:
     source: str = ""
     problem: str = ""  # why the server did not reply
     simulation: bool = False  # a twin replied, not a model
+    models: tuple[str, ...] = ()  # that it lists
 
 
 def served_limits(endpoint: Endpoint) -> ServedLimits:
@@ -31,12 +32,13 @@ def served_limits(endpoint: Endpoint) -> ServedLimits:
         return ServedLimits(problem=listed.text)
     simulation = SIMULATION_HEADER in listed.header_names
     models = get_objects(listed.json() if listed.ok else None, "data")
+    names = tuple(str(row["id"]) for row in models if row.get("id"))
     only: Json = models[0] if len(models) == 1 else {}
     model = next((row for row in models if row.get("id") == endpoint.model), only)
     for context, source in _read_lengths(endpoint, model):
         if isinstance(context, int) and not isinstance(context, bool) and context > 0:
-            return ServedLimits(context=context, source=source, simulation=simulation)
-    return ServedLimits(simulation=simulation)
+            return ServedLimits(context=context, source=source, simulation=simulation, models=names)
+    return ServedLimits(simulation=simulation, models=names)
 
 
 def _read_lengths(endpoint: Endpoint, model: Json) -> Iterator[tuple[object, str]]:
