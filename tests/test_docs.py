@@ -1,8 +1,10 @@
 """Documents that are true: links lead somewhere, commands exist with their options, made pages are current."""
 
+import pkgutil
 import re
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -156,6 +158,21 @@ def test_every_command_named_in_a_message_exists_with_its_options():
             known = {*(command_options(name) if name in COMMANDS else ()), *SHARED}
             given = [word.partition("=")[0] for word in words if word.startswith("--")]
             wrong += [f"{path.name}: {line}" for option in given if option not in known]
+
+    assert wrong == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_dotted_name_of_moebox_exists(page: Path):
+    """A reader imports `moebox.bench.samples.read_samples`; a name may be a group of entry points or a file too."""
+    names = set(re.findall(r"(?<![\w/.-])moebox(?:_\w+)?(?:\.[A-Za-z_]\w*)+", page.read_text(encoding="utf-8")))
+    groups = entry_points().groups
+    wrong = []
+    for name in names - groups - {"moebox.sock", "moebox.toml"}:
+        try:
+            pkgutil.resolve_name(name)
+        except (ImportError, AttributeError):
+            wrong.append(name)
 
     assert wrong == []
 

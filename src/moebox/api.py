@@ -195,7 +195,8 @@ def verify(
     checks = tuple(check.name for check in select_checks(only, start))
     with hold_endpoint(endpoint.base_url, "moebox verify"):
         if run:
-            run.add_event(VerifyBegan(url=endpoint.base_url, model=endpoint.model, checks=checks, of=len(CHECK_NAMES)))
+            server = {"url": endpoint.base_url, "model": endpoint.model, "key_env": endpoint.key_env}
+            run.add_event(VerifyBegan(**server, checks=checks, of=len(CHECK_NAMES)))
         results = run_checks(
             endpoint,
             options or VerifyOptions(),

@@ -8,6 +8,7 @@ import pytest
 
 from moebox import codec
 from moebox.assess.assessment import AssessmentCell
+from moebox.assess.commands import run_commands
 from moebox.assess.figures import PlannedFigure, compare_load
 from moebox.assess.format import format_number as number_text
 from moebox.assess.naming import label_parts
@@ -21,7 +22,6 @@ from moebox.report.expect import with_forecast
 from moebox.report.files import render_markdown
 from moebox.report.page import build_page, render_html
 from moebox.report.sections import compare, memory, summary
-from moebox.report.sections.reproduce import run_commands
 from moebox.report.table import ReportTable
 from moebox.runs.listing import summarize_run
 from moebox.runs.reader import read_run
@@ -400,3 +400,16 @@ def test_a_recipe_that_leaves_the_context_open_has_the_models_in_every_table(tmp
     assert compare.SETTINGS["Context"](records[0]) == "the model's"
     assert "the model's" in compare.model_cells(records[0], 0)
     assert [row.output_tok_s > 0 for row in with_forecast(records[0]).forecast] == [True] * 3
+
+
+def test_a_pipeline_left_in_its_step_bench_is_resumed_as_a_whole(tmp_path: Path):
+    """`moebox run` has a step of that name: what is missing is more than a `moebox bench`."""
+    run = a_run(tmp_path)
+    steps = [{"name": "plan", "state": "done"}, {"name": "bench", "state": "running"}]
+    run.write_json("pipeline.json", {"request": {"model": "kimi-k2.6"}, "steps": steps})
+    left = answers(read_run(run))["next"].text
+    failed = [steps[0], {"name": "bench", "state": "failed", "why": "the engine died"}]
+    run.write_json("pipeline.json", {"request": {"model": "kimi-k2.6"}, "steps": failed})
+
+    assert left == f"moebox run --resume {run.id}"
+    assert answers(read_run(run))["next"].text == f"moebox run --resume {run.id}"

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from moebox.assess.figures import count_ranges
 from moebox.assess.run import assess_run
+from moebox.core.event import ServerMeasured
 from moebox.core.quirks import all_quirks
 from moebox.core.recipe import Recipe
 from moebox.core.result import LatencyStats
@@ -92,7 +93,7 @@ def records(draw: st.DrawFn) -> RunRecord:
         id="r-1",
         path=Path("/runs/r-1"),
         recipe=draw(st.sampled_from((recipe, recipe, recipe, None))),
-        url="http://127.0.0.1:8000",
+        server=ServerMeasured(url="http://127.0.0.1:8000"),
         loads=measured,
         checks=made,
         check_total=draw(st.sampled_from((0, 0, 0, 5))),

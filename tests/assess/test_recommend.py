@@ -56,8 +56,8 @@ def test_a_load_that_was_offered_is_named_by_its_rate(tmp_path: Path) -> None:
     run.write_json("measurements/r2.json", offered)
     texts = " ".join(advice.text for advice in recommend(label_runs([read_run(run)])))
 
-    assert "requests failed at 2.50 requests/s." in texts
-    assert "At 2.50 requests/s the client was the bottleneck" in texts
+    assert "requests failed at 2.5/s." in texts
+    assert "At 2.5/s the client was the bottleneck" in texts
 
 
 def test_what_may_hold_it_back_is_something_the_box_has(tmp_path: Path) -> None:

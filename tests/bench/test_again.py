@@ -10,6 +10,7 @@ from cyclopts import App
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moebox.assess.commands import bench_commands
 from moebox.bench.command import bench_flags
 from moebox.bench.search import parse_slo
 from moebox.cli import main
@@ -19,7 +20,6 @@ from moebox.core import result
 from moebox.core.measure import Load, Slo, Workload
 from moebox.core.result import PrefillDecode, result_document
 from moebox.core.workload_file import shipped_workloads
-from moebox.report.sections.reproduce import bench_commands
 from moebox.runs import loads
 from moebox.runs.record import LoadResult
 from moebox.store import Run

@@ -74,7 +74,7 @@ def test_a_cut_file_is_named_by_the_report(tmp_path: Path) -> None:
     """Half a file is a gap, not a crash."""
     text = json.dumps(result_document(example()))
     (tmp_path / "half.json").write_text(text[: len(text) // 2])
-    levels, gaps = loads.read_loads(tmp_path)
+    levels, gaps, _ = loads.read_loads(tmp_path)
 
     assert not levels
     assert "half.json" in gaps[0]

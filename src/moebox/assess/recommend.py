@@ -83,16 +83,10 @@ def load_sweeps(loads: Sequence[LoadResult]) -> list[list[LoadResult]]:
 
 
 def loads_text(loads: Sequence[LoadResult]) -> str:
-    """ "a concurrency of 8 and 64", "2 requests/s"."""
-    text = join_names(unique_names(map(load_name, loads)))
-    return f"a concurrency of {text}" if loads[0].concurrency else text
-
-
-def load_name(load: LoadResult) -> str:
-    """Concurrency or request rate, or the measurement's name if neither is known."""
-    if load.concurrency:
-        return format_number(load.concurrency)
-    return f"{format_number(load.request_rate)} requests/s" if load.request_rate else load.name
+    """ "a concurrency of 8 and 64", "2/s"."""
+    closed = join_names(unique_names(load.load_name for load in loads if load.concurrency))
+    others = unique_names(load.load_name for load in loads if not load.concurrency)
+    return join_names([*([f"a concurrency of {closed}"] if closed else []), *others])
 
 
 def recommend_checks(record: RunRecord) -> Iterator[Recommendation]:
@@ -238,7 +232,7 @@ def recommend_latency(record: RunRecord) -> Iterator[Recommendation]:
         ttft, tpot = load.ttft.mean or math.inf, load.tpot.mean or math.inf
         tail, tokens = (load.ttft.p99 or 0.0) / ttft, (load.itl.mean or 0.0) / tpot
         if tail > TAIL:
-            at = f" at {format_number(load.concurrency)}" if load.concurrency else ""
+            at = f" at {load.load_name}" if load.load_value else ""
             text = (
                 f"P99 TTFT{at} is {format_ms(load.ttft.p99)}, {format_ratio(tail)} the mean of {format_ms(ttft)}. "
                 "Prefills queued behind each other (all clients starting together does this) or the first requests "
@@ -275,9 +269,9 @@ def recommend_fastest(records: Sequence[RunRecord]) -> Iterator[Recommendation]:
     (best, first), (other, second), *_ = sorted(peaks, key=lambda peak: -(peak[0].output_tok_s or 0.0))
     ratio = (best.output_tok_s or 0.0) / (other.output_tok_s or 1.0)
     text = (
-        f"{records[first].label} reaches {format_number(best.output_tok_s)} output tok/s at {load_name(best)}, "
+        f"{records[first].label} reaches {format_number(best.output_tok_s)} output tok/s at {best.load_name}, "
         f"{format_ratio(ratio)} what {records[second].label} reaches ({format_number(other.output_tok_s)} at "
-        f"{load_name(other)})."
+        f"{other.load_name})."
     )
     title, rule = f"For throughput take {records[first].label}", "Highest output throughput under the same workload."
     yield make_recommendation("choice", text, title=title, rule=rule, runs=(first, second))

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from moebox.assess.assessment import Assessment, AssessmentCell, Tone
+from moebox.assess.commands import bench_commands, server_words
 from moebox.assess.figures import PlannedFigure, compare_load, count_ranges, find_forecast, planned_figures
 from moebox.assess.format import capitalize, count_phrase, format_ms, format_number, group_by
 from moebox.assess.naming import engine_title, parallelism_title, placement_title, quant_title
@@ -57,11 +58,12 @@ def headline(record: RunRecord, assessment: Assessment) -> str:
     if record.upgrade:
         return f"Upgrade: {record.upgrade.outcome}{', applied' * record.upgrade.applied}"
     checks = record.check_count_text if record.checks_run else "answers not checked"
-    speed = count_ranges(record).text if record.loads else "speed not measured"
+    damaged = count_phrase(len(record.damaged_loads), "measurement", "damaged")
+    speed = count_ranges(record).text if record.loads else "" if damaged else "speed not measured"
     failures = count_phrase(failed_requests(record), "request", "failed")
     state = "Works" if record.checks_run else "Measured" if record.loads else "Not checked"
     state += {"bad": " in part", "warn": ", with warnings"}.get(assessment.tone, "")
-    return f"{state}: {', '.join(filter(None, (checks, speed, failures)))}"
+    return f"{state}: {', '.join(filter(None, (checks, speed, damaged, failures)))}"
 
 
 def failed_requests(record: RunRecord) -> int:
@@ -116,13 +118,15 @@ def jobs_text(record: RunRecord) -> str:
 def speed_cell(record: RunRecord) -> AssessmentCell:
     """The highest output rate that can be believed, and how many of all loads lie in the range of their forecast."""
     load = record.peak_load() or record.peak_load("tg_tok_s")
-    doubtful = any(load.doubts for load in record.loads)
+    doubtful = bool(record.damaged_loads) or any(load.doubts for load in record.loads)
     if load is None or not load.headline_tok_s:
         tone: Tone = "warn" if doubtful else "quiet"
-        text = "no load completed" if record.loads else "not measured yet"
+        missing = "not known: the result is damaged" if record.damaged_loads else "not measured yet"
+        text = "no load completed" if record.loads else missing
         return AssessmentCell(name="fast", text=text, tone=tone)
-    at = f" at {plural(load.concurrency, 'request')}" if load.concurrency else ""
+    at = f" at {plural(load.concurrency, 'request') if load.concurrency else load.load_name}" if load.load_value else ""
     rate = f"{format_number(load.headline_tok_s)} tok/s{at}"
+    rate += f", {load.slo_share:.0%} of requests met the SLO" if load.slo_share is not None else ""
     ttft = f"TTFT {format_ms(load.ttft.mean_or_median)}" if load.ttft.mean_or_median else ""
     if record.simulation or load.simulation:
         return AssessmentCell(name="fast", text=f"simulated: {rate}", tone="quiet", detail=ttft, link="performance")
@@ -131,7 +135,8 @@ def speed_cell(record: RunRecord) -> AssessmentCell:
         ttft += f" (forecast {format_ms(first.planned)}: {first.distance_text or 'in range'})"
     speed = next((figure for figure in figures.values() if figure.unit == "tok/s"), None)
     count = count_ranges(record)
-    tone = "warn" if doubtful or count.loads_in_range < count.loads else "good" if count.loads else ""
+    doubtful = doubtful or load.missed_slo or count.loads_in_range < count.loads
+    tone = "warn" if doubtful else "good" if count.loads else ""
     detail = ", ".join(filter(None, (speed.range_text if speed else "", ttft)))
     link = "plan" if count.loads else "performance"
     return AssessmentCell(name="fast", text=f"{rate}; {count.text}", tone=tone, detail=detail, link=link)
@@ -143,6 +148,7 @@ def run_warnings(record: RunRecord) -> Iterator[str]:
     if memory and not memory.fits:
         yield f"by the plan's arithmetic it does not fit: {format_gib(memory.shortfall)} are missing"
     doubts = group_by(((doubt, load) for load in record.loads for doubt in load.doubts), lambda pair: pair[0])
+    yield from record.damaged_loads
     for doubt, pairs in doubts.items():
         yield f"{doubt}, at {loads_text([load for _, load in pairs])}"
     outside = [figure for figure in planned_figures([record]) if figure.in_range is False]
@@ -167,7 +173,7 @@ def next_cell(record: RunRecord, *, serving: bool = False) -> AssessmentCell:
         return AssessmentCell(name="next", text="published figures: nothing to run", tone="quiet")
     if record.live:
         return command_cell("moebox ps", "the run is still going on")
-    if record.interrupted_step:
+    if record.interrupted_step and (recipe or record.interrupted_step != "bench"):  # of `moebox bench URL`: below
         text, detail = f"moebox {record.resume_command}", f"it was interrupted in {record.interrupted_step}"
         return AssessmentCell(name="next", text=text, tone="warn", command=True, detail=detail)
     if upgrade := record.upgrade:
@@ -187,9 +193,8 @@ def next_cell(record: RunRecord, *, serving: bool = False) -> AssessmentCell:
         return command_cell(f"moebox doctor logs {shlex.quote(str(record.path))}", failures, link="performance")
     if workaround := quirk_workaround(record):
         return AssessmentCell(name="next", text=workaround, detail="the workaround for a known quirk", link="checks")
-    if repeat := repeat_text(record):
-        command = f"moebox bench {path}" if serving else f"moebox run --recipe {path}"
-        return command_cell(command, repeat, link="performance")
+    if repeat := repeat_command(record, shlex.split(path)):
+        return command_cell(repeat[0] if serving else f"moebox run --recipe {path}", repeat[1], link="performance")
     if slow := slowest_figure(record):
         detail = f"{slow.what} at {slow.load} is {slow.distance_text}: look at {SUSPECTS[record.has_no_gpu]}"
         return command_cell("moebox doctor box", detail, link="plan")
@@ -222,13 +227,15 @@ def quirk_workaround(record: RunRecord) -> str:
     return next((advice.get(text, text) for text in texts), "")
 
 
-def repeat_text(record: RunRecord) -> str:
-    """Why and how to measure again; "" if all loads ended without a flag."""
+def repeat_command(record: RunRecord, target: Sequence[str]) -> tuple[str, str] | None:
+    """The command that measures missing, interrupted or flagged loads, and why; None if there are none."""
+    if record.server.left:
+        commands = (shlex.join(["moebox", "bench", *words]) for words in record.server.left)
+        return " && ".join(commands), "it was interrupted in bench"
     doubtful = [load for load in record.loads if load.flags or load.partial]
-    if not doubtful:
-        return ""
     reason = next((flag for load in doubtful for flag in load.flags), "a load was interrupted")
-    return " ".join(("measure again", *repeat_conditions(doubtful)[:1])) + f": {reason}"
+    text = " ".join(("measure again", *repeat_conditions(doubtful)[:1])) + f": {reason}"
+    return (" && ".join(bench_commands(doubtful, target)), text) if doubtful else None
 
 
 def slowest_figure(record: RunRecord) -> PlannedFigure | None:
@@ -262,21 +269,22 @@ def usable_client(record: RunRecord) -> tuple[str, str]:
 
 def server_command(record: RunRecord) -> tuple[str, str]:
     """The next command and its reason for a server that moebox did not start."""
-    url = shlex.quote(record.url or "URL")
+    target = [*server_words(record), *record.server.connection]
+    verify, bench = shlex.join(["moebox", "verify", *server_words(record)]), shlex.join(["moebox", "bench", *target])
     if record.unfinished_checks is not None:
-        return f"moebox verify {url}", "its checks were interrupted"
+        return verify, "its checks were interrupted"
     if record.tasks and record.tasks.unfinished_jobs:
         return f"moebox task --resume {shlex.quote(record.id)}", "not all jobs are done"
     if record.failed_checks:
-        return f"moebox verify {url}{_only_flag(record, record.failed_checks)}", "once that is fixed"
+        return f"{verify}{_only_flag(record, record.failed_checks)}", "once that is fixed"
     if failures := failed_requests_text(record):
-        return f"moebox verify {url}", failures
-    if repeat := repeat_text(record):
-        return f"moebox bench {url}", repeat
-    if record.checks_run and not record.loads:
-        return f"moebox bench {url}", "its speed was not measured"
+        return verify, failures
+    if repeat := repeat_command(record, target):
+        return repeat
+    if (record.checks_run or record.damaged_loads) and not record.loads:
+        return bench, next(iter(record.damaged_loads), "its speed was not measured")
     if not record.checks_run and not record.simulation and (record.loads or record.tasks):
-        return f"moebox verify {url}", "its answers were not checked"
+        return verify, "its answers were not checked"
     return "moebox models", "what can be planned"
 
 
@@ -293,6 +301,8 @@ def failure_cells(record: RunRecord, failure: RunFailure) -> tuple[AssessmentCel
     if failure.cause or failure.log_line:
         text, detail = (failure.cause, failure.log_line) if failure.cause else (failure.log_line, "")
         answers.append(AssessmentCell(name="why", text=text, tone="warn", detail=detail, link="problems"))
+    if failure.step == "bench" and not record.pipeline.steps:
+        return (*answers, *([correctness_cell(record)] if record.checks_run else []), next_cell(record))
     for text in (failure.remedy, failure.hint):
         if command := _COMMAND.search(text):
             detail = "" if text.strip() == command[0] else text

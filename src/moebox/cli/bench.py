@@ -213,6 +213,7 @@ def bench(
     access = plan.endpoint
     endpoint = find_endpoint(target, model=model, key_env=key_env, insecure=access.insecure, ca_file=access.ca_file)
     keeper = ResultKeeper(output_file, run, plan.label or plan.name, endpoint=endpoint)
+    keeper.connection = tuple(setting_flags(access, ServerAccess(), "endpoint."))
     timeout_s = plan.loads[0].timeout_s
     probed = probe_endpoint(endpoint, api=plan.workload.api, timeout_s=timeout_s, notify=print_note, **asdict(access))
     if not json:
@@ -222,8 +223,8 @@ def bench(
     if prompts or replies:
         with hold_endpoint(endpoint.base_url, "moebox bench"):
             return _run_tests(probed, prompts, replies, plan, keeper, json=json)
-    words = ["moebox", "bench", *filter(None, [target]), *flag_words({"model": model, "key_env": key_env, "run": run})]
-    words += setting_flags(access, ServerAccess(), "endpoint.")
+    words = [*filter(None, [target]), *flag_words({"model": model, "key_env": key_env, "run": run})]
+    words += keeper.connection
     words += setting_flags(BenchSettings(label=plan.label, allow_failures=plan.allow_failures), BenchSettings())
     sweep = _Sweep(probed, plan, limits, keeper)
     with hold_endpoint(endpoint.base_url, "moebox bench"):
@@ -237,8 +238,10 @@ def bench(
         finally:  # the reader of the pipe may be gone
             keeper.write_document(whole)
         _print_own_run(keeper, json)
-    if sweep.was_interrupted or sweep.server_gone:
-        _print_resume_commands(sweep, search, words)
+    left = _resume_commands(sweep, search, words) if sweep.was_interrupted or sweep.server_gone else []
+    for more in left:
+        print_note(f"resume with: {shlex.join(['moebox', 'bench', *more])}")
+    keeper.note_server(left)
     keeper.raise_if_lost()
     if sweep.server_gone:
         raise sweep.server_gone
@@ -316,15 +319,15 @@ def _print_own_run(keeper: ResultKeeper, json: bool) -> None:
         print_note((f"kept: `moebox report {keeper.own_run}` shows it", "dim"))
 
 
-def _print_resume_commands(sweep: _Sweep, search: SearchAxis | None, words: list[str]) -> None:
-    """Print the commands for the loads that are not measured yet; a search starts again."""
+def _resume_commands(sweep: _Sweep, search: SearchAxis | None, words: list[str]) -> list[list[str]]:
+    """Return the words of bench for the loads that are not measured yet; a search starts again."""
     # not those that were interrupted, nor the one under which the server died
     kept = sum(not each.result.partial for each in sweep.done) - isinstance(sweep.server_gone, _ServerGone)
     finished = 0 if search else kept
     plan, words = sweep.plan, [*words, *flag_words({"search": search, "run": sweep.keeper.own_run})]
     commands = bench_flags(plan.workload, plan.loads[finished:], warmup=plan.warmup, slo=sweep.slo, search=bool(search))
-    for number, more in enumerate(commands, 2 if finished else 1):
-        print_note(f"resume with: {shlex.join([*words, *more, *sweep.keeper.output_flags(number)])}")
+    numbered = enumerate(commands, 2 if finished else 1)
+    return [[*words, *more, *sweep.keeper.output_flags(number)] for number, more in numbered]
 
 
 def _run_tests(

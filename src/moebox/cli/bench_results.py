@@ -104,6 +104,7 @@ class ResultKeeper:
 
     def __init__(self, file: Path | None, run: str, label: str, *, endpoint: Endpoint) -> None:
         self.label = label
+        self.connection: tuple[str, ...] = ()  # flags that reach the server, besides its model and key
         self.own_run = ""  # the run made for the results, once there are any
         self.lost: MoeboxError | None = None  # the first write that failed
         self._file, self._endpoint, self._home = file, endpoint, runs_dir()
@@ -138,6 +139,14 @@ class ResultKeeper:
                 result = replace(result, samples=path.name)
         return result
 
+    def note_server(self, left: Sequence[Sequence[str]] = ()) -> None:
+        """Note in the run, if there is one, what was measured, and bench's words for the loads that are left."""
+        if self._run:
+            url, model, key_env = self._endpoint.base_url, self._endpoint.model, self._endpoint.key_env
+            words = tuple(map(tuple, left))
+            event = ServerMeasured(url=url, model=model, key_env=key_env, connection=self.connection, left=words)
+            self._run.add_event(event)
+
     def save_tests(self, tests: PrefillDecode) -> None:
         document = result_document(tests)
         self.write_document(document)
@@ -166,7 +175,7 @@ class ResultKeeper:
         with self._noting_errors(self._run.path if self._run else self._home):
             if self._file is None and self._run is None:  # an hour's result must not exist on screen only
                 self._run = Run.create(f"bench-{self._endpoint.model}", simulation=is_true(values, "simulation"))
-                self._run.add_event(ServerMeasured(url=self._endpoint.base_url, model=self._endpoint.model))
+                self.note_server()
                 self.own_run = self._run.id
             if self._run:
                 return write_measurement(self._run, name, values, samples)
@@ -268,7 +277,8 @@ def print_results(console: Console, results: Sequence[dict[str, Any]], *, best: 
         errors, good = result.get("errors") or {}, result.get("request_goodput")
         lines: list[tuple[str, str]] = []
         if good is not None:
-            share = good / result["request_throughput"] if good else 0.0
+            sent = (result.get("num_prompts") or result["completed"]) - (result.get("cancelled") or 0)
+            share = round(good * result["duration"]) / sent if sent else 0.0
             lines.append((f"goodput {good:.2f} req/s, {share:.0%} of requests met the SLO", ""))
         lines += [(f"{times} × {reason}", "red") for reason, times in group_errors(errors).items()]
         lines += [(cause, "yellow") for cause in known_causes(errors)]

@@ -104,6 +104,8 @@ def search_lines(found: LogSearch, *, every: bool) -> list[str]:
         lines.append(f"  {found.exception}")
     elif not cause and found.complaint:
         lines += ["no known symptom; the last error in it:", f"  {found.complaint}"]
+    elif not cause and found.survived:
+        lines += ["no failure: the server became ready or served after it wrote this error:", f"  {found.survived}"]
     elif not cause:
         lines.append("no known failure in it" if found.lines else "the log is empty")
     shown = [("cause", cause)] if cause else []

@@ -1,5 +1,6 @@
 """The endpoint that a command uses (a URL, a recipe or a running engine), and the run that keeps its results."""
 
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -44,7 +45,8 @@ def find_endpoint(
     refuse_if(password, "a password in a URL would be written into run folders", hint=hint)
     key = state.find_key(key_env, target)
     refuse_if(key_env and not key, f"the environment variable {key_env} holds no key", hint=f"export {key_env}=…")
-    endpoint = replace(endpoint_from_url(target, model, key=key, engine=engine), log=log)
+    key_env = key_env if key_env in os.environ else ""
+    endpoint = replace(endpoint_from_url(target, model, key=key, engine=engine), log=log, key_env=key_env)
     if not endpoint.base_url.startswith("https://"):
         refuse_if(insecure or ca_file, "endpoint.insecure and endpoint.ca_file need an https:// URL")
     refuse_if(insecure and ca_file, "endpoint.insecure accepts any certificate: it does not take endpoint.ca_file")

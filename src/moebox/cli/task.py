@@ -132,7 +132,7 @@ def task(
     parse_addresses(mcp)
     before = load_task_run(Run.open(resume)) if resume else None
     if before and not target:
-        target, model = before.url, model or before.model
+        target, model, key_env = before.url, model or before.model, key_env or before.key_env
     earlier_api: Literal["openai", "anthropic"] = "anthropic" if before and before.api == "anthropic" else "openai"
     options = TaskOptions(
         parallel=parallel or 1,
@@ -178,7 +178,7 @@ def _run_jobs(
         hint = "leave --with out" if stored.agent == "moebox" else f"--with {stored.agent}"
         text = f"the jobs of {run.path} were done by {stored.agent}, not {worker.name}"
         refuse_if(stored.agent != worker.name, text, hint=hint)
-        task_run = dataclasses.replace(stored, url=endpoint.base_url)
+        task_run = dataclasses.replace(stored, url=endpoint.base_url, key_env=endpoint.key_env)
     else:
         run, task_run = create_run("task", endpoint), runner.prepare_task_run(endpoint, wanted, worker, options)
     run.write_json(FILE, task_run)
@@ -251,8 +251,8 @@ def _run_harbor(dataset: str, endpoint: Endpoint, jobs: int, options: TaskOption
         dataset, endpoint, folder, engine=engine, jobs=jobs, parallel=parallel, budget_s=budget_s
     )
     names = tuple(JobName(family=row.family, level=row.level, seed=row.seed) for row in results)
-    url, model = endpoint.base_url, endpoint.model
-    done = TaskRun(url=url, model=model, agent="harbor", wanted=names, results=tuple(results), sandbox=engine)
+    done = TaskRun(url=endpoint.base_url, model=endpoint.model, key_env=endpoint.key_env, agent="harbor")
+    done = dataclasses.replace(done, wanted=names, results=tuple(results), sandbox=engine)
     run.write_json(FILE, done)
     run.release_lock()
     return show_scores(done, run, jobs=results, json=json)

@@ -18,6 +18,7 @@ class Endpoint:
     base_url: str  # ends in /v1
     model: str
     key: str | None = field(default=None, repr=False)
+    key_env: str = ""  # the environment variable that holds the key; "" if moebox finds it by the URL
     families: tuple[ApiFamily, ...] = ("openai",)
     engine: str = ""  # "" if unknown
     router: str = ""  # a router in front of it, which may hide the engine

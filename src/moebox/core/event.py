@@ -113,6 +113,7 @@ StepRunning = STEP_EVENTS["running"]
 class VerifyBegan(Event, tag="verify.begin", frozen=True):
     url: str = ""
     model: str = ""
+    key_env: str = ""
     checks: tuple[str, ...] = ()  # to be made; empty in journals up to 0.1
     of: int = 0  # number of existing checks
 
@@ -152,10 +153,13 @@ class LoadRepeated(Event, tag="bench.repeated", frozen=True):
 
 
 class ServerMeasured(Event, tag="bench.server", frozen=True):
-    """A server about which nothing else is known is measured."""
+    """A server that moebox did not start is measured, or was: then `left` are bench's words for the missing loads."""
 
     url: str = ""
     model: str = ""
+    key_env: str = ""  # the variable with its key
+    connection: tuple[str, ...] = ()  # further flags of bench that reach it
+    left: tuple[tuple[str, ...], ...] = ()
 
 
 class MeasurementDamaged(Event, tag="bench.damaged", frozen=True):

@@ -7,8 +7,8 @@ import functools
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, cast
 
 import msgspec
 
@@ -60,6 +60,10 @@ class Symptom:
     cause: str
     remedy: str
     change: dict[str, Flag] = field(default_factory=dict)  # recipe path -> value; "{name}" is a group of the pattern
+    bounds: dict[str, Literal["most", "least"]] = field(default_factory=dict)  # path: its change must lower or raise it
+    misspelt: str = ""  # path of the name that the line rejects (group `given`) beside those it knows (`listed`)
+    ambiguous: bool = False  # other engines print the same: only if the log or the user names the engine
+    narrows: str = ""  # id of the wider symptom that is not the cause if this one is seen too
     foresee: bool = False  # warn before an engine starts, if the conditions are met
     applies: SymptomConditions = SymptomConditions()
     status: str = ""
@@ -76,6 +80,21 @@ class Symptom:
                 digits = text.replace(",", "").replace("_", "")
                 filled[path] = int(digits) if digits.isdigit() else text
         return filled
+
+    def adapt(self, recipe: Recipe | None, logged: Mapping[str, float]) -> "Symptom":
+        """Fit its numbers to the present ones, of the recipe or else the log; drop one that might go the wrong way."""
+        change = dict(self.change)
+        for path, bound in self.bounds.items():
+            own, value = recipe.get(path) if recipe else None, change.pop(path)
+            default = float("inf") if recipe and bound == "most" and "flags." not in path else 0.0
+            present = float(str(own)) if re.fullmatch(r"\d+(\.\d+)?", str(own)) else logged.get(path, default)
+            limit = float(cast(Any, value))
+            if own == value or (present > limit if bound == "most" else present < limit):
+                change[path] = value
+            elif bound == "most":
+                lower = round(present - 0.05, 2) if isinstance(value, float) else int(present) // 2
+                change |= {path: str(lower) if isinstance(value, str) else lower} if lower > 0 else {}
+        return replace(self, change=change)
 
 
 class Finding(msgspec.Struct, frozen=True):

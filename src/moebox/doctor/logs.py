@@ -5,6 +5,7 @@ it. Memory stays bounded for logs of any length: one finding per symptom, one li
 """
 
 import contextlib
+import difflib
 import functools
 import re
 import sys
@@ -70,34 +71,51 @@ class LogSearch:
         self.exception_line = 0
         self.complaint = ""  # the last error line; of errors that belong together the first
         self._complaint_line = 0  # of the last error line
+        self.served_line = 0  # the last one of a server that serves: it survived what is above, if no lost GPU
+        self.survived = ""  # an error above that line
+        self._ignored_until = 0  # an exception up to this line is one that Python ignored
         self._tail = b""
         self._awaiting = ""  # the symptom whose next line belongs to it
-        self._dull: set[bytes] = set()  # shapes of lines that mean nothing
+        self._dull: dict[bytes, bool] = {}  # shapes of lines that mean nothing -> whether a server may print them
         self._frames: deque[str] = deque(maxlen=60)  # the last of tracebacks
         self.frames: tuple[str, ...] = ()  # before the exception
         # A matching line is evidence enough, so only symptoms of other engines are left out.
         self._watched = [watched for watched in _watched_symptoms() if watched[0].applies.covers_engine(engine)]
+        self._engines = {engine} - {""}  # that the user or else the log names
+        self._engine_names = {} if engine else _line_patterns("engine_names")
+        self._settings: dict[str, float] = {}  # recipe path -> the first value in the log
         self._words = tuple({word: None for _, words in self._watched for word in words})
 
     def feed(self, data: bytes) -> list[Finding]:
         """Take the next piece and return the new findings in its complete lines."""
         data = self._tail + data
         cut = data.rfind(b"\n") + 1
-        if not cut and len(data) > 4 * MAX_LINE_CHARS:
-            data, cut = data[:MAX_LINE_CHARS] + b"\n", MAX_LINE_CHARS + 1  # a line without end: keep its beginning
         self._tail = data[cut:]
+        if len(self._tail) > 4 * MAX_LINE_CHARS:
+            self._tail = self._tail[:MAX_LINE_CHARS]  # a line without end: keep its beginning
         return self._search_lines(data[: cut - 1]) if cut else []
 
     def finish(self, *, is_log: bool = True) -> list[Finding]:
         """Search the last line, which may not have ended, and explain an error of a log that no symptom does."""
         rest, self._tail = self._tail, b""
-        return [*(self._search_lines(rest) if rest else ()), *self._explain_error(by_words=is_log)]
+        fresh = self._search_lines(rest) if rest else []
+        died = any(each.area == "echo" and each.line > self.served_line for each in self.findings.values())
+        if died and not self.cause and self.exception_line <= self.served_line:
+            self.served_line = 0  # replies that were begun while the engine died
+        if 0 < self.exception_line <= self.served_line:
+            self.survived, self.exception, self.exception_line, self.frames = self.exception, "", 0, ()
+        if 0 < self._complaint_line <= self.served_line:
+            self.survived, self.complaint, self._complaint_line = self.survived or self.complaint, "", 0
+        return [*fresh, *self._explain_error(by_words=is_log)]
 
     @property
     def cause(self) -> Finding | None:
-        """The first known failure, which caused the others; a family of failures only if nothing narrower is known."""
+        """The first known failure that no server survived; a family of failures only if nothing narrower is known."""
         fatal = [finding for finding in self.findings.values() if finding.severity == "fatal"]
-        return next((finding for finding in fatal if finding.area != "general"), fatal[0] if fatal else None)
+        fatal = [finding for finding in fatal if finding.line > self.served_line or xid_of_line(finding.text)]
+        first = next((finding for finding in fatal if finding.area != "general"), fatal[0] if fatal else None)
+        narrower = {symptom.id for symptom, _ in self._watched if first and symptom.narrows == first.symptom}
+        return next((finding for finding in fatal if finding.symptom in narrower), first)
 
     @property
     def unknown_failure(self) -> str:
@@ -112,22 +130,21 @@ class LogSearch:
     def _search_lines(self, data: bytes) -> list[Finding]:
         """Search complete lines. Lines that differ only in digits are searched once, so that a flood costs little."""
         fresh: list[Finding] = []
+        patterns = _line_patterns("lines")
         for line, shape in zip(data.split(b"\n"), data.translate(None, DIGITS).split(b"\n"), strict=True):
             self.lines += 1
             if self._awaiting and line.strip():
                 self._take_details(line)
-            if shape in self._dull:
-                continue
-            dull = True
-            for part in line.split(b"\r"):  # progress bars overwrite their line
-                found = self._search_part(part[:MAX_LINE_CHARS])
-                if found is not None:
-                    dull = False
-                    fresh += found
-            if dull and len(shape) < MAX_LINE_CHARS:
+            if shape not in self._dull:
+                line = patterns["request"].split(line, maxsplit=1)[0]  # users and models write anything
+                parts = [self._search_part(part[:MAX_LINE_CHARS]) for part in line.split(b"\r")]  # of progress bars
+                fresh += [finding for part in parts for finding in part or ()]
                 if len(self._dull) >= MAX_SHAPES:
                     self._dull.clear()
-                self._dull.add(shape)
+                if parts.count(None) == len(parts) and len(shape) < MAX_LINE_CHARS:
+                    self._dull[shape] = bool(patterns["may_serve"].search(line))
+            if self._dull.get(shape, True) and patterns["served"].search(line):
+                self.served_line = self.lines
         return fresh
 
     def _take_details(self, line: bytes) -> None:
@@ -145,25 +162,36 @@ class LogSearch:
         is_error = any(word in words for word in _ERROR_WORDS) or words.lstrip(". ").startswith("E ")
         if 'File "' in words:
             self._frames.append(words)
+        self._engines |= {name for name, pattern in self._engine_names.items() if pattern.search(part)}
+        settings = ((path, pattern.search(part)) for path, pattern in _line_patterns("logged_settings").items())
+        self._settings = {path: float(match[1]) for path, match in settings if match} | self._settings
         if not candidates and not is_error:
             return None
         line = part.decode("utf-8", "replace")
+        if "Exception ignored " in line:  # Python prints it below and goes on
+            self._ignored_until = self.lines + LAST_LINES
+        elif self.lines <= self._ignored_until and EXCEPTION.match(line):
+            self._ignored_until = 0
+            return []
         lists_settings = line.count("=") > MAX_PAIRS
         if not lists_settings:
             self._note_error(line)
         for symptom, _ in candidates:
-            if lists_settings and symptom.severity == "fatal":
+            engines = symptom.applies.engine if self._engines or symptom.ambiguous else ()
+            if (lists_settings and symptom.severity == "fatal") or (engines and self._engines.isdisjoint(engines)):
                 continue
             match = re.search(symptom.pattern, line)  # compiled here: few of the patterns are ever needed
             if not match:
                 continue
-            finding = make_finding(symptom, match, line, self.lines, self._recipe)
+            finding = make_finding(symptom.adapt(self._recipe, self._settings), match, line, self.lines, self._recipe)
             self.counts[finding.symptom] = self.counts.get(finding.symptom, 0) + 1
-            if finding.symptom in self.findings:
+            known = self.findings.get(finding.symptom)
+            if known and (known.severity != "fatal" or known.line > self.served_line):
                 return []
+            self.findings.pop(finding.symptom, None)  # the server survived it before
             self.findings[finding.symptom] = finding
             self._awaiting = finding.symptom if symptom.next_line else ""
-            return [finding]
+            return [] if known else [finding]
         return []
 
     def _explain_error(self, *, by_words: bool) -> list[Finding]:
@@ -188,7 +216,7 @@ class LogSearch:
 
     def _note_error(self, line: str) -> None:
         match = EXCEPTION.match(line)
-        if match and not self.exception and not ECHO.search(line):
+        if match and self.exception_line <= self.served_line and not ECHO.search(line):
             self.exception, self.exception_line = match.group("what")[:500], self.lines
             self.frames = tuple(self._frames)
         elif not match and " WARNING " not in line and COMPLAINT.search(line):
@@ -196,6 +224,12 @@ class LogSearch:
             if not (follows and MARKED.match(line)):
                 self.complaint = line.strip()[:500]
             self._complaint_line = self.lines
+
+
+@functools.cache
+def _line_patterns(table: str) -> dict[str, re.Pattern[bytes]]:
+    """Patterns for lines that are not failures."""
+    return {name: re.compile(words.encode()) for name, words in load_table("symptoms_general")[table].items()}
 
 
 @functools.cache
@@ -231,6 +265,11 @@ def make_finding(
         versions=symptom.applies.versions,
         area=symptom.area,
     )
+    if match and symptom.misspelt:  # the nearest of the listed names: with another number it is another model's
+        listed = re.findall(r"[\w.-]+", match["listed"] or "")
+        same = [name for name in listed if re.sub(r"\D", "", name) == re.sub(r"\D", "", match["given"])]
+        for near in difflib.get_close_matches(match["given"].lower(), same, 1, 0.75):
+            remedy, change = f"use {near}, which the line lists; for another parser {remedy}", {symptom.misspelt: near}
     finding = Finding(
         symptom=symptom.id,
         area=symptom.area,

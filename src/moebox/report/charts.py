@@ -190,11 +190,6 @@ def line_chart(
     return ReportChart(title=title, svg=svg, legend=legend, caption=caption)
 
 
-def whole_number(value: float) -> str:
-    """Counts on an axis where every digit matters: 128, 1,024."""
-    return format_number(value, 0)
-
-
 def group_equal_devices(devices: Sequence[DeviceParts]) -> list[tuple[str, DeviceParts]]:
     """Neighbours that are equal within half a percent as one row: "gpu0 – gpu7, each"."""
     groups: list[list[DeviceParts]] = []

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from moebox import __version__, codec, files
+from moebox.assess.commands import run_commands
 from moebox.assess.recommend import recommend
 from moebox.bench import samples
 from moebox.checkpoint import deploy
@@ -154,11 +155,13 @@ def copy_file(source: Path, target: Path, left_out: list[str]) -> None:
 def readme_text(page: ReportPage, folder: Path, left_out: list[str]) -> str:
     """README.md: the assessment, the contents of the folder, and how to run it again."""
     places = ["configs"] if len(page.records) == 1 else [f"runs/{record.id}/configs" for record in page.records]
+    recipes = [f"{place}/recipe.toml" for place in places if (folder / place / "recipe.toml").exists()]
+    commands = [line for record in page.records if not record.recipe for line in run_commands(record).splitlines()]
     text = load_template("readme.md").render(
         page=page,
         advice=recommend(page.records)[:3],
         contents=[(name, text) for name, text in ABOUT.items() if (folder / name).exists()],
-        recipes=[f"{place}/recipe.toml" for place in places if (folder / place / "recipe.toml").exists()],
+        commands=[*(f"moebox run --recipe {recipe}" for recipe in recipes), *commands],
         version=__version__,
         left_out=left_out,
     )

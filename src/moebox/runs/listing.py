@@ -26,7 +26,7 @@ VERDICT_WORDS = {"pass": "passed", "warn": "warnings", "fail": "failed"}
 MAX_NAME_CHARS, MAX_REASON_CHARS = 200, 300
 WATCHED: tuple[str, ...] = ("run.json", "events.jsonl", "recipe.toml", "best.toml", "box.toml", "verify.json")
 WATCHED += ("verdicts", "measurements", "tasks.json", "climb.json", "upgrade.json", PIPELINE, PIPELINE_BEFORE)
-FORMAT = 12  # of the cache
+FORMAT = 13  # of the cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +44,7 @@ class RunSummary:
     step: str = ""  # the last step that began
     left_in: str = ""  # the step without an end, or "climb": it is running or was interrupted
     unchecked: bool = False  # its checks have no end
+    damaged: int = 0  # measurements that cannot be read
     simulation: bool = False
     jobs: int = 0  # finished jobs of `moebox task`
     solved: int = 0
@@ -54,12 +55,13 @@ class RunSummary:
         return self.left_in or ("verify" if self.unchecked else "")
 
     def state_text(self, *, live: bool) -> str:
-        """ "running bench", "failed in up", "interrupted in verify" or "ended"."""
+        """ "running bench", "failed in up", "interrupted in verify", "1 measurement damaged" or "ended"."""
         if live:
             return f"running {self.step}".strip()
         if self.failed:
             return f"failed in {self.failed.partition(':')[0]}"
-        return f"interrupted in {self.unfinished_part}" if self.unfinished_part else "ended"
+        ended = f"{plural(self.damaged, 'measurement')} damaged" if self.damaged else "ended"
+        return f"interrupted in {self.unfinished_part}" if self.unfinished_part else ended
 
     @property
     def checks_text(self) -> str:
@@ -81,7 +83,7 @@ def summarize_run(run: Run) -> RunSummary:
 def summarize_record(record: RunRecord) -> RunSummary:
     peak, pipeline, recipe, tasks = record.peak_load(), record.pipeline, record.recipe, record.tasks
     names = [recipe.served_name or recipe.model] if recipe else []
-    names += [record.requested_model, *(load.model for load in record.loads), record.checked_model]
+    names += [record.requested_model, *(load.model for load in record.loads), record.server.model]
     names += [tasks.model] if tasks else []
     begun = [step.name for step in pipeline.steps if step.state not in ("waiting", "skipped")]
     jobs = tasks.results if tasks else ()
@@ -100,6 +102,7 @@ def summarize_record(record: RunRecord) -> RunSummary:
         step=record.open_step or (begun[-1] if begun else ""),
         left_in=record.open_step,
         unchecked=record.unfinished_checks is not None,
+        damaged=len(record.damaged_loads),
         simulation=record.simulation,
         jobs=len(jobs),
         solved=sum(job.solved for job in jobs),

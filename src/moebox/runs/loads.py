@@ -16,10 +16,10 @@ LISTS = ("levels", "measurements", "rows", "results")  # names under which other
 MAX_FILES = 2_000  # measurements of one run that are read
 
 
-def read_loads(folder: Path) -> tuple[list[LoadResult], list[str]]:
-    """Return every load in `folder`, by workload and load, and a line for each file that could not be read."""
+def read_loads(folder: Path) -> tuple[list[LoadResult], list[str], list[str]]:
+    """Return every load in `folder`, by workload and load; a line for each damaged file; and other gaps."""
     loads: list[LoadResult] = []
-    gaps: list[str] = []
+    damaged, gaps = list[str](), list[str]()
     paths = plain.list_entries(folder, "*.json")
     for path in paths[:MAX_FILES]:
         try:
@@ -28,11 +28,11 @@ def read_loads(folder: Path) -> tuple[list[LoadResult], list[str]]:
                 gaps.append(f"measurements/{path.name}: holds no figures")
             loads += found
         except BadInput as problem:
-            gaps.append(f"measurements/{path.name}: {problem.message.split(': ', 1)[-1]}")
+            damaged.append(f"measurements/{path.name}: {problem.message.split(': ', 1)[-1]}")
     if len(paths) > MAX_FILES:
         gaps.append(f"measurements/: {len(paths):,} files, only the first {MAX_FILES:,} were read")
     loads.sort(key=lambda load: (load.workload, load.concurrency or 0.0, load.request_rate or 0.0, load.name))
-    return loads, gaps
+    return loads, damaged, gaps
 
 
 def parse_file(document: Any, path: Path) -> list[LoadResult]:
@@ -56,7 +56,8 @@ def parse_file(document: Any, path: Path) -> list[LoadResult]:
 def _from_measurement(found: result.Measurement, document: Json, path: Path) -> LoadResult:
     work = found.workload
     kind = "" if work.kind == "random" else work.kind
-    counted = found.completed > 0
+    counted, good, sent = found.completed > 0, found.request_goodput, found.num_prompts - found.cancelled
+    met = round(good * found.duration) / sent if good is not None and sent else None  # failed requests did not
     own_prompts = work.turns <= 1 and not found.cached_input_tokens  # else the totals count some tokens twice
     figures = (
         codec.shared_fields(found, LoadResult)
@@ -72,7 +73,7 @@ def _from_measurement(found: result.Measurement, document: Json, path: Path) -> 
     return LoadResult(
         **figures,
         name=found.label or path.stem,
-        concurrency=found.max_concurrency,
+        concurrency=None if found.load.rate or work.kind == "trace" else found.max_concurrency,
         mean_input_tokens=found.total_input_tokens / found.completed or None if counted and own_prompts else None,
         mean_output_tokens=found.total_output_tokens / found.completed or None if counted else None,
         requests=found.num_prompts,
@@ -82,6 +83,8 @@ def _from_measurement(found: result.Measurement, document: Json, path: Path) -> 
         total_tok_s=found.total_token_throughput,
         peak_tok_s=found.max_output_tokens_per_s,
         e2e=found.e2el,
+        slo_share=met,
+        missed_slo=met is not None and found.slo is not None and met < found.slo.share,
         acceptance=found.server.figures.get("accepted_per_step") if found.server else None,
         model=found.model_id,
         source=get_text(document, "source"),
@@ -120,6 +123,7 @@ def imported_load(row: Json, *, name: str, folder: Path) -> LoadResult:
     """Read one row of another tool's file; figures that are missing or not numbers are None."""
     table = load_table("imported_loads")
     figures: Any = {field: get_number(row, *names) for field, names in table["numbers"].items()}
+    figures["concurrency"] = None if figures["request_rate"] else figures["concurrency"]
     figures |= {field: get_text(row, *names) for field, names in table["texts"].items()}
     figures |= {field: is_true(row, *names) for field, names in table["marks"].items()}
     for field, short in table["latencies"].items():  # mean_ttft_ms and so on, or an object of its own

@@ -34,7 +34,7 @@ from moebox.quality.reference import FILE_NAME
 from moebox.redact import hide_secrets
 from moebox.runs import history
 from moebox.runs.loads import read_loads
-from moebox.runs.record import ForecastRow, RunInfo, RunRecord
+from moebox.runs.record import ForecastRow, LoadResult, RunFailure, RunInfo, RunRecord
 from moebox.store import FORMAT, PIPELINE, PIPELINE_BEFORE, JournalEntry, Run, plain
 from moebox.tasks.result import TaskRun
 
@@ -221,8 +221,8 @@ def read_run(run: Run) -> RunRecord:
         gaps.append("events.jsonl: none, so attempts, problems and timing are unknown")
     recipe, box, plan = reader.read(Recipe, *RECIPES), reader.read(Box, "box.toml"), reader.read(Plan, "plan.json")
     pipeline = reader.read(Pipeline, PIPELINE, PIPELINE_BEFORE) or NO_PIPELINE
-    loads, unread = read_loads(run.path / "measurements")
-    gaps += unread
+    loads, damaged, unread = read_loads(run.path / "measurements")
+    gaps += [*damaged, *unread]
     checks, summed = reader.read_checks()
     climb = reader.load("climb.json")
     steps = history.climb_steps(entries) or imported_climb(climb)
@@ -238,6 +238,9 @@ def read_run(run: Run) -> RunRecord:
     result = reader.read(UpgradeResult, UPGRADE_FILE)
     if upgrade and not result:
         step = "upgrade"
+    server = last_server(entries, tasks)
+    left_in, unanswered = bench_end(server, loads)
+    step = step or ("" if recipe else left_in)
     found_nothing = bool(climb_began) and is_true(climb, "ended") and as_object(climb).get("best") is None
     climb_failure = steps[0].why if found_nothing and steps else ""
     attempts = history.launch_attempts(entries, live=locked)
@@ -246,7 +249,7 @@ def read_run(run: Run) -> RunRecord:
     times = [entry.time for entry in entries if entry.time > 0]
     simulation = info.simulation or pipeline.simulated or any(load.simulation for load in loads)
     simulation = simulation or any(marks_simulation(entry.event) for entry in entries)
-    gaps += missing_files(run.path, loads=bool(loads), checks=bool(checks))
+    gaps += missing_files(run.path, loads=bool([*loads, *damaged]), checks=bool(checks))
     return RunRecord(
         id=run.id,
         path=run.path,
@@ -271,17 +274,17 @@ def read_run(run: Run) -> RunRecord:
         memory_note=next((each.memory_note for each in facts if each.memory_note), ""),
         kv_tokens=next((each.kv_tokens for each in facts if each.kv_tokens), None),
         loads=tuple(loads),
+        damaged_loads=tuple(damaged),
         checks=tuple(checks),
         summed_check=summed,
         unfinished_checks=history.unfinished_checks(step, entries),
         check_total=verified[-1].of if verified else 0,
-        url=server_url(entries, tasks),
-        checked_model=next(filter(None, (event.model for event in verified)), ""),
+        server=server,
         attempts=tuple(attempts),
         climb_steps=tuple(steps),
         climb_source="; ".join(dict.fromkeys(filter(None, sources))),
         problems=tuple(problems),
-        failure=history.find_failure(pipeline, attempts, problems, climb_failure),
+        failure=history.find_failure(pipeline, attempts, problems, climb_failure) or unanswered,
         kernels=tuple(reader.read_kernels()),
         tasks=tasks,
         quality=reader.read(QualityResult, RESULT_FILE),
@@ -292,10 +295,20 @@ def read_run(run: Run) -> RunRecord:
     )
 
 
-def server_url(entries: Sequence[JournalEntry], tasks: TaskRun | None) -> str:
-    """Return the URL of the server that was checked or measured last, or given jobs."""
-    urls = [entry.event.url for entry in entries if isinstance(entry.event, VerifyBegan | ServerMeasured)]
-    return next(filter(None, reversed(urls)), tasks.url if tasks else "")
+def last_server(entries: Sequence[JournalEntry], tasks: TaskRun | None) -> ServerMeasured:
+    """Return the server that was checked or measured last, or given jobs, as bench last reached it."""
+    events = [entry.event for entry in entries if isinstance(entry.event, VerifyBegan | ServerMeasured)]
+    measured = ([event for event in events if isinstance(event, ServerMeasured)] or [ServerMeasured()])[-1]
+    named = next((event for event in reversed(events) if event.url or event.model), tasks or measured)
+    return msgspec.structs.replace(measured, url=named.url, model=named.model, key_env=named.key_env)
+
+
+def bench_end(server: ServerMeasured, loads: Sequence[LoadResult]) -> tuple[str, RunFailure | None]:
+    """Return the step "bench" if loads are missing or were interrupted, or the failure if no request was answered."""
+    if server.left or any(load.partial and load.measurement for load in loads):
+        return "bench", None
+    is_unanswered = loads and all(load.failed and not load.completed for load in loads)
+    return "", RunFailure(step="bench", message="no request was answered") if is_unanswered else None
 
 
 def plan_forecast(plan: Plan) -> list[ForecastRow]:

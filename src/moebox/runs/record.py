@@ -10,7 +10,7 @@ from typing import Literal
 
 from moebox.core.box import Box, Gpu
 from moebox.core.engine_facts import DeviceFacts
-from moebox.core.event import ClimbStep
+from moebox.core.event import ClimbStep, ServerMeasured
 from moebox.core.kernel import KernelFindings
 from moebox.core.pipeline import NO_PIPELINE, Pipeline
 from moebox.core.plan import Memory, Plan
@@ -56,7 +56,7 @@ class LoadResult:
 
     name: str
     workload: str = ""
-    concurrency: float | None = None
+    concurrency: float | None = None  # of a closed loop; None for an open one, whose limit is no load
     request_rate: float | None = None  # requests/s offered, open loop
     input_tokens: float | None = None  # per request, as requested
     output_tokens: float | None = None
@@ -77,6 +77,8 @@ class LoadResult:
     tpot: LatencyStats = LatencyStats()
     itl: LatencyStats = LatencyStats()
     e2e: LatencyStats = LatencyStats()
+    slo_share: float | None = None  # of requests that met the SLO; None without one
+    missed_slo: bool = False  # by more requests than the SLO allows
     tokens_per_joule: float | None = None
     acceptance: float | None = None  # tokens accepted per speculative step
     client_limited: bool = False
@@ -106,6 +108,12 @@ class LoadResult:
             "the client was the limit" if self.client_limited else "",
         )
         return (*filter(None, parts), *self.flags)
+
+    @property
+    def load_name(self) -> str:
+        """The rate of an open loop ("25/s"), else the concurrency ("8") or the measurement's name."""
+        name = f"{self.request_rate:g}/s" if self.request_rate else self.name
+        return f"{self.concurrency:,.0f}" if self.concurrency else name
 
     @property
     def load_value(self) -> float:
@@ -207,7 +215,7 @@ class RunRecord:
     started: float = 0.0
     ended: float = 0.0
     locked: bool = False  # a process works on it
-    open_step: str = ""  # step of `moebox run`, or "climb", that began and did not end
+    open_step: str = ""  # step of `moebox run`, or "climb", "upgrade" or "bench", that began and did not end
     resume_command: str = ""  # goes on with it, without "moebox"
     upgrade: UpgradeResult | None = None
     simulation: bool = False
@@ -219,12 +227,12 @@ class RunRecord:
     memory_note: str = ""
     kv_tokens: float | None = None
     loads: tuple[LoadResult, ...] = ()
+    damaged_loads: tuple[str, ...] = ()  # a line for each measurement that cannot be read
     checks: tuple[CheckVerdict, ...] = ()
     summed_check: CheckVerdict | None = None  # the verdict over all checks if it is worse than each of them
     unfinished_checks: tuple[str, ...] | None = None  # checks of a verification without an end; None if it ended
     check_total: int = 0  # number of checks that exist; 0 if unknown
-    url: str = ""  # the server that was checked or measured
-    checked_model: str = ""  # the model it was checked as
+    server: ServerMeasured = ServerMeasured()  # that was checked, measured or given jobs last
     attempts: tuple[LaunchAttempt, ...] = ()
     climb_steps: tuple[ClimbStep, ...] = ()
     climb_source: str = ""  # where an imported climb was published
@@ -353,7 +361,7 @@ class RunRecord:
         """
         if self.simulation:
             return "SIMULATED"
-        if self.failure and not self.loads:
+        if self.failure and not any(load.headline_tok_s for load in self.loads):
             return "FAILED"
         if self.failed_checks:
             return "PARTLY"
@@ -368,10 +376,9 @@ class RunRecord:
         return [load for load in self.loads if load.workload == workload]
 
     def peak_load(self, figure: str = "output_tok_s") -> LoadResult | None:
-        """The load with the highest `figure`, preferably one whose figures give no reason for doubt."""
+        """The load with the highest `figure`, preferably a reliable one that met its SLO, else a reliable one."""
         known = [load for load in self.loads if getattr(load, figure) is not None]
-        reliable = [load for load in known if not load.doubts]
-        return max(reliable or known, key=lambda load: float(getattr(load, figure)), default=None)
+        return max(known, key=lambda load: (not load.doubts, not load.missed_slo, getattr(load, figure)), default=None)
 
     def highest_value(self, figure: str) -> float | None:
         return getattr(self.peak_load(figure), figure, None)

@@ -176,6 +176,7 @@ class TaskRun:
 
     url: str
     model: str
+    key_env: str = ""
     agent: str = "moebox"  # or a real client
     agent_version: str = ""  # of a real client
     api: str = "openai"

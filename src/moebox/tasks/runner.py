@@ -111,6 +111,7 @@ def prepare_task_run(endpoint: Endpoint, wanted: Sequence[JobName], worker: JobW
     return TaskRun(
         url=endpoint.base_url,
         model=endpoint.model,
+        key_env=endpoint.key_env,
         agent=worker.name,
         agent_version=worker.version,
         api=options.api,

@@ -30,7 +30,7 @@ from moebox.flows import recipes
 from moebox.planner.constraints import Constraints
 from moebox.planner.speed import Speed
 from moebox.report.block import Block, CustomBlock, ReportChart, bullet_list, chart_blocks
-from moebox.report.charts import ChartAxis, ChartSeries, group_equal_devices, line_chart, whole_number
+from moebox.report.charts import ChartAxis, ChartSeries, group_equal_devices, line_chart
 from moebox.report.sections.memory import join_texts, memory_chart
 from moebox.report.svg import run_colour
 from moebox.store import calibrations
@@ -263,7 +263,7 @@ def forecast_chart(answer: PlanReply) -> ReportChart:
         band = band if context == answer.context else ()
         name = f"{units.format_count(context)} tokens"
         series.append(ChartSeries(name=name, colour=run_colour(place), points=points, band=band))
-    x = ChartAxis(title="concurrent streams", log=True, ticks=tuple(map(float, CONCURRENCIES[1:])), format=whole_number)
+    x = ChartAxis(title="concurrent streams", log=True, ticks=(*map(float, CONCURRENCIES[1:]),), format="{:,g}".format)
     label = "Forecast decode rate against streams, by context"
     y = ChartAxis(title="decode tok/s")
     return line_chart("Forecast by context behind each stream", series, x=x, y=y, label=label)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from moebox.assess.assessment import Tone
 from moebox.assess.format import DASH, capitalize, format_ms, tick_ms, unique_names
 from moebox.report.block import ReportChart, Section, chart_blocks
-from moebox.report.charts import ChartAxis, ChartSeries, draw_ranking, line_chart, whole_number
+from moebox.report.charts import ChartAxis, ChartSeries, draw_ranking, line_chart
 from moebox.report.samples import SampleDigest, digest_samples
 from moebox.report.svg import run_colour
 from moebox.report.table import ComparedFigure, ReportTable, TableCell, run_cell, table_blocks, text_cell
@@ -41,9 +41,9 @@ CURVES = (
 
 def performance_section(records: Sequence[RunRecord]) -> Section:
     """Every drawing there is data for, workload by workload."""
-    groups: list[Sequence[ReportChart | None]] = [
-        load_charts(records, workload) for workload in workload_names(records)
-    ]
+    groups: list[Sequence[ReportChart | None]] = []
+    for workload in workload_names(records):
+        groups += [load_charts(records, workload, by_rate=by_rate) for by_rate in (False, True)]
     single = (("Token generation, one stream", "tg_tok_s"), ("Prompt processing", "pp_tok_s"))
     groups.append([rate_chart(records, title, field) for title, field in single])
     groups.append([*sample_charts(records), position_chart(records), server_chart(records)])
@@ -62,18 +62,17 @@ def workload_names(records: Sequence[RunRecord]) -> list[str]:
     return list(dict.fromkeys(load.workload for record in records for load in record.loads))
 
 
-def load_charts(records: Sequence[RunRecord], workload: str) -> list[ReportChart]:
-    """Throughput, TTFT and TPOT against concurrency (or request rate) for one workload, with forecasts."""
-    loads = [record.loads_of(workload) for record in records]
+def load_charts(records: Sequence[RunRecord], workload: str, *, by_rate: bool) -> list[ReportChart]:
+    """Throughput, TTFT and TPOT of one workload against concurrency, with forecasts, or against the request rate."""
+    loads = [[load for load in record.loads_of(workload) if by_rate != bool(load.concurrency)] for record in records]
     values = {load.load_value for own in loads for load in own} - {0.0}
     if len(values) < 2:
         return []
-    by_rate = all(load.concurrency is None for own in loads for load in own)
     x = ChartAxis(
         title="requests per second offered" if by_rate else "concurrent requests",
         log=max(values) / min(values) >= LOG_FROM,
         ticks=tuple(sorted(values)),
-        format=whole_number,
+        format="{:,g}".format,
         zero=False,
     )
     suffix = f", {workload}" if workload else ""
@@ -84,7 +83,7 @@ def load_charts(records: Sequence[RunRecord], workload: str) -> list[ReportChart
             points = [(load.load_value, value) for load in own if (value := curve.read(load)) is not None]
             name = record.page_label or SINGLE_RUN
             series.append(ChartSeries(name=name, colour=run_colour(index), points=tuple(sorted(points))))
-        if curve.forecast:
+        if curve.forecast and not by_rate:
             series += forecast_series(records, workload, curve.forecast)
         label, caption = f"{curve.title} against {x.title}{suffix}", best_points(series, x, curve.y)
         charts.append(line_chart(curve.title + suffix, series, x=x, y=curve.y, label=label, caption=caption))
@@ -173,7 +172,7 @@ def sample_digests(records: Sequence[RunRecord]) -> list[tuple[str, int, SampleD
         digest = digest_samples(load.samples) if load.samples else None
         if digest:
             label = records[index].page_label
-            name = ", ".join(filter(None, (label, f"concurrency {load.load_value:g}")))
+            name = ", ".join(filter(None, (label, f"{'concurrency ' * bool(load.concurrency)}{load.load_name}")))
             p50, p99 = load.itl.p50, load.itl.p99
             marks = (p50, p99) if p50 and p99 else [value for _, value in digest.marks]
             digests.append((name, run_colour(index if label else place), digest, " and ".join(map(format_ms, marks))))
@@ -225,7 +224,7 @@ def server_chart(records: Sequence[RunRecord]) -> ReportChart | None:
     x, y = ChartAxis(title="seconds", zero=False), ChartAxis(title="requests")
     used = view.figures.get("peak_kv_use")
     caption = f"At most {used:.0%} of the KV cache in use." if used is not None else ""
-    at = f" at {load.concurrency:,.0f}" if load.concurrency else ""
+    at = f" at {load.load_name}" if load.load_value else ""
     return line_chart(f"On the server{at}", series, x=x, y=y, label="Requests running and waiting", caption=caption)
 
 
@@ -238,7 +237,7 @@ def plausible_peak(load: LoadResult) -> float | None:
 
 FIGURES: tuple[ComparedFigure[LoadResult], ...] = (
     ComparedFigure("Concurrency", lambda load: load.concurrency, None),
-    ComparedFigure("Rate req/s", lambda load: load.request_rate if load.concurrency is None else None, None),
+    ComparedFigure("Rate req/s", lambda load: load.request_rate, None),
     ComparedFigure("Output tok/s", lambda load: load.output_tok_s),
     ComparedFigure("Total tok/s", lambda load: load.total_tok_s),
     ComparedFigure("Peak tok/s", plausible_peak),
@@ -252,6 +251,7 @@ FIGURES: tuple[ComparedFigure[LoadResult], ...] = (
     ComparedFigure("Mean ITL", lambda load: load.itl.mean_or_median, min, format_ms),
     ComparedFigure("P99 ITL", lambda load: load.itl.p99, min, format_ms),
     ComparedFigure("Mean E2E", lambda load: load.e2e.mean_or_median, min, format_ms),
+    ComparedFigure("Met the SLO", lambda load: load.slo_share, write="{:.0%}".format),
     ComparedFigure("Requests", lambda load: load.completed, None),
     ComparedFigure("Failed", lambda load: load.failed or None, None),
     ComparedFigure("Tokens/J", lambda load: load.tokens_per_joule),
@@ -289,7 +289,7 @@ def figures_table(
 ) -> list[ReportTable]:
     """The loads (run's index, load) of one workload; `named` adds a column of run names. Empty columns are left out."""
     loads = [load for _, load in rows]
-    has_names = len({load.name for load in loads}) > 1 and not all(load.concurrency for load in loads)
+    has_names = len({load.name for load in loads}) > 1 and not all(load.load_value for load in loads)
     no_remark = " " if any(map(load_remark, loads)) else ""
     lines = []
     for (index, load), *figures in zip(rows, *(figure_cells(figure, loads) for figure in FIGURES), strict=True):

@@ -34,9 +34,10 @@ def summary_section(records: Sequence[RunRecord]) -> Section:
 
 
 def load_text(load: LoadResult) -> str:
-    """ "at 8 concurrent, 256 in / 100 out"."""
-    at = f"at {format_number(load.concurrency)} concurrent" if load.concurrency else ""
-    return ", ".join(filter(None, (at, load.workload)))
+    """ "at 8 concurrent, 256 in / 100 out"; with the share of requests that met the SLO, if there was one."""
+    at = f"at {load.load_name}{' concurrent' if load.concurrency else ''}" if load.load_value else ""
+    met = f"{load.slo_share:.0%} met the SLO" if load.slo_share is not None else ""
+    return ", ".join(filter(None, (at, load.workload, met)))
 
 
 def run_tiles(record: RunRecord) -> Iterator[Tile]:
@@ -151,14 +152,14 @@ def model_name(record: RunRecord) -> str:
 
 
 def ending_sentence(record: RunRecord) -> str:
-    """Why the run ended early or where it was interrupted; "" if it did neither."""
+    """Why the run ended early or where it was interrupted, or which of its measurements are damaged."""
     failure = record.failure
     if failure:
         parts = [f"{failure.step} failed: {failure.message}", failure.cause, failure.remedy or failure.hint]
         return f"{capitalize('. '.join(part.rstrip('.') for part in parts if part))}."
     if record.unfinished_step:
         return f"The run was interrupted in {record.unfinished_step}: what came after it is missing."
-    return ""
+    return f"Damaged: {'; '.join(record.damaged_loads)}." if record.damaged_loads else ""
 
 
 def opening_sentence(group: Sequence[RunRecord]) -> str:
