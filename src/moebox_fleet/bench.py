@@ -9,9 +9,9 @@ from moebox.bench.probe import probe_endpoint
 from moebox.core.endpoint import Endpoint
 from moebox.core.measure import Load, Workload
 from moebox.errors import refuse_if
-from moebox.serve.program import GuardedProgram
 from moebox.serve.watch import Notify
 from moebox.units import plural
+from moebox_fleet.program import GuardedProgram
 from moebox_fleet.up import FleetRecord, find_router_program, start_router
 
 

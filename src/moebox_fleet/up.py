@@ -19,7 +19,6 @@ from moebox.errors import BadInput, ExternalError, refuse_if, suggest_names
 from moebox.files import write_atomic
 from moebox.flows.recipes import load_recipe
 from moebox.serve import preflight, state
-from moebox.serve.program import GuardedProgram, ProgramConfig, stop_all
 from moebox.serve.session import EngineSession, launch_engine, prepare_launch
 from moebox.serve.state import TWIN_KEY, find_key, keep_key, make_key
 from moebox.serve.stop import stop_instance as stop_instance
@@ -27,6 +26,7 @@ from moebox.serve.watch import Notify
 from moebox.store import Run
 from moebox_fleet import routers
 from moebox_fleet.file import Member, RouterSettings, read_fleet, recipe_path, served_name
+from moebox_fleet.program import GuardedProgram, ProgramConfig, stop_all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
