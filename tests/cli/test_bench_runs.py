@@ -17,6 +17,8 @@ from moebox.runs.listing import RunSummary, list_summaries
 from moebox.store import Run
 from tests.bench.server import Behaviour, Peer, Server, good, serving
 
+pytestmark = pytest.mark.slow
+
 KEY, VARIABLE = "sekret-1234567890", "BENCH_TEST_KEY"
 FEW = ["--model", "org/m", "--input", "8", "--output", "3"]
 
