@@ -106,6 +106,7 @@ def test_an_open_loop_is_named_by_its_rate_everywhere(runs: Path, capsys: pytest
     assert "Concurrency |" not in found["md"]
     assert re.search(r"tok/s at (60|150)/s", found["pack"])
     assert "requests per second offered" in found["html"]
+    assert re.search(r"Highest [\d,]+ at (60|150)/s\.", found["md"])
 
 
 def test_open_and_closed_loops_of_one_workload_are_drawn_apart(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,6 +132,8 @@ def test_a_missed_slo_stands_beside_the_figures(runs: Path, capsys: pytest.Captu
     assert re.search(r"^! fast +.+ tok/s at 1 request, 0% of requests met the SLO", found["show"], re.MULTILINE)
     assert found["md"].count("0% of requests met the SLO") == 1
     assert "| Met the SLO |" in found["md"]
+    assert "**0%**" not in found["md"], "none is the best at missing it"
+    assert "The server calls its model org/m. This run has no recipe, so its box is not known." in found["md"]
     assert re.search(r"highest output, .+0% met the SLO", found["md"])
     assert "0% of requests met the SLO" in found["html"]
     assert "0% of requests met the SLO" in found["pack"]

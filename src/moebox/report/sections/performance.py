@@ -72,7 +72,7 @@ def load_charts(records: Sequence[RunRecord], workload: str, *, by_rate: bool) -
         title="requests per second offered" if by_rate else "concurrent requests",
         log=max(values) / min(values) >= LOG_FROM,
         ticks=tuple(sorted(values)),
-        format="{:,g}".format,
+        format=("{:,g}/s" if by_rate else "{:,g}").format,
         zero=False,
     )
     suffix = f", {workload}" if workload else ""
@@ -251,7 +251,7 @@ FIGURES: tuple[ComparedFigure[LoadResult], ...] = (
     ComparedFigure("Mean ITL", lambda load: load.itl.mean_or_median, min, format_ms),
     ComparedFigure("P99 ITL", lambda load: load.itl.p99, min, format_ms),
     ComparedFigure("Mean E2E", lambda load: load.e2e.mean_or_median, min, format_ms),
-    ComparedFigure("Met the SLO", lambda load: load.slo_share, write="{:.0%}".format),
+    ComparedFigure("Met the SLO", lambda load: load.slo_share, None, "{:.0%}".format),
     ComparedFigure("Requests", lambda load: load.completed, None),
     ComparedFigure("Failed", lambda load: load.failed or None, None),
     ComparedFigure("Tokens/J", lambda load: load.tokens_per_joule),
