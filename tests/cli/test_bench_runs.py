@@ -339,3 +339,13 @@ def test_a_package_says_how_to_do_it_again(runs: Path, capsys: pytest.CaptureFix
     command = f"    moebox bench {url}/v1 --model org/m --key-env {VARIABLE} --input 8 --output 3"
 
     assert command in readme.partition("## Do it again")[2]
+
+
+def test_loads_with_as_many_requests_are_one_command(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Four requests are also the usual number for one stream: the other load had a command of its own."""
+    with serving(good) as server:
+        assert bench(server, "--concurrency", "1,2", "--requests", "4") == 0
+    commands = re.findall(r"^moebox bench .+", texts(only_run(runs), capsys)["md"], re.MULTILINE)
+
+    assert len(commands) == 1
+    assert "--concurrency 1,2 --requests 4" in commands[0]

@@ -17,8 +17,9 @@ def bench_flags(
 ) -> list[list[str]]:
     """Return the flags for these loads of one workload, in as many commands as needed; `search`: loads are searched."""
     commands: dict[tuple[object, ...], list[Load]] = {}  # loads that one command can ask for
+    alike = len(loads) > 1 and len({load.requests for load in loads}) == 1
     for load in loads:
-        default = not load.rate and load.requests == REQUESTS_PER_STREAM * load.concurrency * workload.turns
+        default = not (alike or load.rate) and load.requests == REQUESTS_PER_STREAM * load.concurrency * workload.turns
         same = replace(load, concurrency=0, rate=0.0, requests=0)
         key = (same, bool(load.rate), load.concurrency if load.rate else 0, None if default else load.requests)
         commands.setdefault(key, []).append(load)

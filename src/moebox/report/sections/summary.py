@@ -126,7 +126,7 @@ def summary_paragraphs(records: Sequence[RunRecord]) -> list[str]:
         found.append(f"No run is the best of all: {reason}.")
     found += [record.sentence_prefix + text for record in records if (text := ending_sentence(record))]
     if not found and any(record.loads or record.checks_run or record.tasks for record in records):
-        name = next(filter(None, (record.server.model for record in records)), "")
+        name = records[0].server.model
         known, rest = (f"The server calls its model {name}. ", "its box is") if name else ("", "its model and box are")
         found.append(f"{known}This run has no recipe, so {rest} not known.")
     elif not found:
