@@ -43,7 +43,7 @@ def vllm_build(recipe: Recipe) -> VllmBuild:
     """Return the vLLM build of a recipe by image tag; the community preset alone is the Kimi K2.6 image of May 2026."""
     builds, runtime = catalogue.table_rows(VllmBuild, "memory", "build"), recipe.runtime
     default = "community 2026-05" if runtime.preset == "community" else "stock"
-    marked = [build for build in builds if any(mark in runtime.image for mark in build.marks)]
+    marked = [build for build in builds if any(map(runtime.image.count, build.marks))] if runtime.image else []
     return next(iter([*marked, *(build for build in builds if build.name == default)]))
 
 
