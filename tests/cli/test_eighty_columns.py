@@ -13,6 +13,7 @@ from moebox.store import Run
 from tests.report.making import a_run
 from tests.sampling import one_in
 
+pytestmark = pytest.mark.usefixtures("plans_once")
 BOX = ("--box", "8x-rtx-pro-6000-server")
 
 

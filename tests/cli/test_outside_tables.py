@@ -11,6 +11,7 @@ from moebox_fleet.plan_command import find_candidate
 from moebox_fleet.users import find_workload
 from tests.checkpoint.tiny import DEEPSEEK2, TENSORS, folder, gguf, shard
 
+pytestmark = pytest.mark.usefixtures("plans_once")
 BOX = ["--box", "4x-rtx-pro-6000-server"]
 NEW_GPU = (
     'gpus = ["2x-rtx-6090"]\ngpu_types.rtx-6090 = { like = "rtx-5090", memory = "48GiB", bandwidth = "2.5TB/s" }\n'

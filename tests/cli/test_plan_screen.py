@@ -14,6 +14,7 @@ from moebox.core.recipe import Recipe
 from moebox.phantom import gguf_path
 from tests.sampling import one_in
 
+pytestmark = pytest.mark.usefixtures("plans_once")
 PLANS = {
     "fits": "gpt-oss-120b --box 1x-h200",
     "has notes": "glm-5.3 --box 8x-rtx-pro-6000",
