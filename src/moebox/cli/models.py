@@ -218,9 +218,8 @@ def model_page(model: Model, checkpoints: tuple[Checkpoint, ...]) -> list[Part]:
 def _shape_facts(model: Model) -> Iterator[tuple[str, str]]:
     total, active = format_params(model.total_parameters), format_params(model.active_parameters)
     yield "parameters", f"{total} in all, {active} active for a token"
-    dense = "" if model.dense_layers == 1 else f" {format_count(model.dense_layers)}"
-    dense = f", the first{dense} dense" if model.dense_layers else ""
-    yield "layers", f"{model.layers}{dense}; hidden {model.hidden:,}, vocabulary {model.vocab:,}"
+    experts = f", {format_count(model.moe_layers)} with experts" if 0 < model.moe_layers < model.layers else ""
+    yield "layers", f"{model.layers}{experts}; hidden {model.hidden:,}, vocabulary {model.vocab:,}"
     if model.moe:
         shared = f" + {model.moe.shared} shared" if model.moe.shared else ""
         each = format_params(model.expert_parameters)
