@@ -341,6 +341,16 @@ def test_a_package_says_how_to_do_it_again(runs: Path, capsys: pytest.CaptureFix
     assert command in readme.partition("## Do it again")[2]
 
 
+def test_no_control_character_leaves_a_run(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A model's name with escapes and a line of its own: neither a terminal nor a page obeys it."""
+    with serving(good) as server:
+        name = "odd\x1b[2J\x9b\n# forged"
+        assert main(["bench", server.url, "--model", name, "--requests", "2", "--output", "3"]) == 0
+    for where, text in texts(only_run(runs), capsys).items():
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", text), where
+        assert where != "pack" or "\n# forged" not in text
+
+
 def test_loads_with_as_many_requests_are_one_command(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Four requests are also the usual number for one stream: the other load had a command of its own."""
     with serving(good) as server:

@@ -19,9 +19,9 @@ from typing import Any
 from moebox import files
 from moebox.environment import chosen_environment
 from moebox.errors import BadInput, ExternalError, refuse_if
-from moebox.escape import code_block, escape_markdown
+from moebox.escape import code_block, escape_markdown, printable_line
 from moebox.report.expect import with_forecast
-from moebox.report.page import ReportPage, build_page, read_asset, render_html
+from moebox.report.page import ReportPage, build_page, escape_value, read_asset, render_html
 from moebox.report.sections.checks import score_text
 from moebox.report.svg import inline_colours
 from moebox.runs.reader import read_run
@@ -92,9 +92,8 @@ def write_pdf(html: str, target: Path) -> Path:
 def print_with_browser(program: str, html: str, target: Path) -> None:
     hint = "MOEBOX_BROWSER= (empty) uses WeasyPrint instead"
     with files.scratch_folder("pdf") as folder:
-        page = folder / "report.html"
+        page, made = folder / "report.html", folder / "report.pdf"
         page.write_text(html, encoding="utf-8")
-        made = folder / "report.pdf"
         # Chromium's own sandbox refuses to run as root; the page is ours and runs no foreign script.
         flags = (*FLAGS, *PDF_FLAGS, *(("--no-sandbox",) if os.geteuid() == 0 else ()))
         argv = [program, *flags, f"--user-data-dir={folder}/profile", f"--print-to-pdf={made}", page.as_uri()]
@@ -135,12 +134,13 @@ def load_template(name: str) -> Any:
     environment = Environment(  # noqa: S701  (not HTML)
         loader=PackageLoader("moebox.report"),
         undefined=StrictUndefined,
+        finalize=escape_value,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
     environment.filters |= {"md": escape_markdown, "fenced": lambda text: "\n".join(code_block(text))}
-    environment.filters |= {"quoted": quote_url, "score": score_text}
+    environment.filters |= {"quoted": quote_url, "score": score_text, "line": printable_line}
     return environment.get_template(name)
 
 

@@ -103,15 +103,18 @@ def jinja_environment(*packages: str) -> "Environment":
         loader=ChoiceLoader([*map(PackageLoader, (*packages, "moebox.report"))]),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=lambda value: (
-            escape_invisible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
-        ),
+        finalize=escape_value,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     made.filters |= {"ticked": code_in_ticks, "score": score_text, "seconds": format_seconds, "moment": format_time}
     made.filters |= {"check_evidence": check_evidence, "probe_evidence": probe_evidence}
     return made
+
+
+def escape_value(value: object) -> object:
+    """Return what a template shows of a value: text without invisible characters, unless it is marked as markup."""
+    return escape_invisible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def code_in_ticks(text: str) -> Markup:
@@ -144,12 +147,10 @@ def render_html(page: ReportPage, *, home: str = "") -> str:
             page=page,
             home=home,
             version=__version__,
-            live=any(record.live for record in page.records),
             runs=[
                 {"record": record, "colour": run_colour(index), "assessment": assessment}
                 for index, (record, assessment) in enumerate(zip(page.records, page.assessments, strict=True))
             ],
-            links=[section.id for section in page.sections],
             light=Markup(css_variables(LIGHT)),  # noqa: S704
             dark=Markup(css_variables(DARK)),  # noqa: S704
             style=style_sheet(),
