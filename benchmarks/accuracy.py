@@ -144,7 +144,7 @@ def print_unseen() -> None:
     print("\nranges of hosts never seen, leave-one-source-out (wanted: 75% to 90% inside)")
     for name, rows, sources, share, median in unseen.coverage():
         if rows >= ENOUGH:
-            low, high = COVERAGE
+            (low, high), share = COVERAGE, round(share, 2)  # whole percents, as asked and as printed
             remark = "too narrow" if share < low else "too wide" if share > high else "ok"
             counts = f"{rows:4} rows of {sources:2} source{'s' if sources > 1 else ' '}"
             print(f"{name:36} {counts}  {share:4.0%} inside  median error {median:4.0%}  {remark}")

@@ -64,6 +64,7 @@ class Gpu:
     nvlink: int = 0  # bytes/s to all peers together, both ways, as NVIDIA states it; 0: no NVLink
     nvlink_peers: int = 0  # GPUs of one NVLink group; 0: all of a node
     per_node: int = 0  # most GPUs of a node of this kind; 0: any number
+    host_cpu: str = ""  # on the same board; "": the owner's choice
     network: int = 0  # bytes/s per GPU between nodes, if built in; 0: depends on the installation
     network_us: float = 0.0  # latency of one hop under NCCL; 0: the usual one
     pcie: Pcie | None = None

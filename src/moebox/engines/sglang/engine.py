@@ -45,6 +45,9 @@ NO_PROMPT_GRAPHS = ("disable-cuda-graph", "disable-piecewise-cuda-graph", "disab
 VISION_IN_GRAPHS = ("KimiK25", "MiniMaxM3", "Qwen3_5Moe")  # architectures begin so
 # With a token selector, or because the default attention on B200 falls back in graphs.
 EAGER_PROMPTS = ("DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM")
+# Until 0.5.14 prompts were compiled in pieces, not with these (model_config.py, _handle_piecewise_cuda_graph).
+NOT_COMPILED = ("Qwen3NextForCausalLM", "BailingMoeV2_5ForCausalLM")
+NO_COMPILED_PROMPTS = ("moe-a2a-backend", "enable-lora", "lora-paths", "enable-eplb", "enable-deterministic-inference")
 
 # deepseek_v4_memory_pool.py asserts a store of packed fp8 on every GPU; "auto" becomes fp8 (arg_groups/overrides.py).
 COMPRESSED = "https://github.com/sgl-project/sglang/issues/33194; SGLang deepseek_v4_memory_pool.py, August 2026"
@@ -218,6 +221,10 @@ class SglangEngine(Engine):
                 model.vision and not (is_at_least(recipe, "0.5.18") and model.architecture.startswith(VISION_IN_GRAPHS))
             )
         ):
+            return 0
+        compiled = not is_at_least(recipe, "0.5.15")
+        others = any(recipe.flags.get(flag) not in (None, False, "none") for flag in NO_COMPILED_PROMPTS)
+        if compiled and (others or recipe.tiers.ram_gib or model.architecture in NOT_COMPILED):
             return 0
         chunk, most = memory.chunk_and_batch(gpu, recipe)[0], str(recipe.flags.get("cuda-graph-max-bs-prefill"))
         chunk = min(chunk, int(most)) if most.isdecimal() else chunk

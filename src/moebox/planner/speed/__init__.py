@@ -126,7 +126,7 @@ class Speed:
             draft_tokens=recipe.draft_tokens,
             largest_graph=largest_graph(recipe),
             captured_tokens=load_engine(engine).captured_tokens(deployment, gpu),
-            host_factor=1 / tables.find_cpu(box.cpu.model).host,
+            host_factor=1 / tables.find_cpu(box.cpu.model or gpu.host_cpu).host,
             overhead=tables.find_overhead(engine, version, generation),
             fused_norms=tables.has_fused_norms(engine, version, generation, model.architecture),
             attention=find_backends(recipe, generation, model.architecture),
