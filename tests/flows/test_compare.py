@@ -4,6 +4,7 @@ import dataclasses
 import json
 import random
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from moebox.flows.pace import SpeedRounds, paired_gain, student_t, welch_gain
 from moebox.store import Run
 from moebox.tasks.result import JobResult
 
+from ..bench.server import HEAD, Peer, chunk, event, tail
+from ..bench.server import serving as servers
 from ..tasks.conftest import serving as agents
 from ..verify.oracle.app import MODEL, serving
 
@@ -138,6 +141,41 @@ def test_a_slower_server_is_exit_code_1_and_both_are_named(
     assert code == 1
     assert document["slower"]
     assert [document["target_a"], document["target_b"]] == urls
+
+
+def test_servers_that_count_differently_are_compared_by_characters(capsys: pytest.CaptureFixture[str]):
+    """A sends a token an event and its usage, B seven words an event and none: no event of B's is taken for a token."""
+
+    def words(peer: Peer, body: dict[str, object]) -> bool:
+        time.sleep(0.02)
+        peer.send(HEAD, *[chunk(event({"content": " word" * 7}))] * 6, tail(0, usage=False))
+        return True
+
+    def letters(peer: Peer, body: dict[str, object]) -> bool:
+        time.sleep(0.02)
+        peer.send(HEAD, *[chunk(event({"content": " word"}))] * 42, tail(42))
+        return True
+
+    with servers(letters, models=["m"]) as a, servers(words, counts=False, models=["m"]) as b:
+        effort = ["--model", "m", "--set", "questions=2", "--set", "rounds=2", "--concurrency", "1"]
+        main(["compare", a.url, b.url, *effort])
+        shown = capsys.readouterr().out
+        main(["compare", a.url, b.url, *effort, "--json"])
+        mixed = json.loads(capsys.readouterr().out)
+        main(["compare", a.url, a.url, *effort, "--json"])
+        counted = json.loads(capsys.readouterr().out)
+
+    assert "char/s" in shown
+    assert "tok/s" not in shown
+    assert "speed is in characters, because a server does not count tokens" in mixed["verdict"]
+    assert [each["gains"][0]["unit"] for each in (mixed, counted)] == ["char/s", "tok/s"]
+    assert "characters" not in counted["verdict"]
+
+    other = side("B", [], (14.0, 14.1, 13.9))
+    events = tuple(dataclasses.replace(pace, unit="event/s") for pace in other.paces)
+    found = compare_sides(side("A", []), dataclasses.replace(other, paces=events))
+    assert (found.gains[0].gain, found.different) == (None, False)
+    assert found.verdict.endswith("speed cannot be compared, because a server does not count tokens")
 
 
 def test_a_real_difference_is_seen():

@@ -164,7 +164,7 @@ def _print_comparison(found: Comparison, targets: dict[str, str]) -> None:
         texts = ("" if share is None else format_percent(share) for share in accepted)
         rows.append(["draft tokens accepted", *texts, ""])
     for row in found.gains:
-        rates = (format_tok_s(row.a_tok_s), format_tok_s(row.b_tok_s))
+        rates = (format_tok_s(rate).replace("tok/s", row.unit) for rate in (row.a_tok_s, row.b_tok_s))
         rows.append([plural(row.concurrency, "stream"), *rates, str(row.gain or "")])
         rows.append(["  first token", format_seconds(row.a_ttft_ms / 1e3), format_seconds(row.b_ttft_ms / 1e3), ""])
     table = make_table(("", "A", "B", ""), rows, left_columns=("",))

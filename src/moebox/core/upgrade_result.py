@@ -6,6 +6,7 @@ from typing import Literal
 from moebox.core.recipe import Recipe
 from moebox.core.verdict import Gain, Mark
 
+SpeedUnit = Literal["tok/s", "char/s", "event/s"]
 Outcome = Literal["keep", "no difference", "undecided", "roll back"]
 UPGRADE_FILE = "upgrade.json"
 SMALL = 0.02  # a smaller difference in speed does not matter
@@ -22,6 +23,7 @@ class GainAtConcurrency:
     b_ttft_ms: float
     gain: Gain | None
     what: Literal["decode", "prefill"] = "decode"
+    unit: SpeedUnit = "tok/s"  # of both speeds; words of a prompt count as characters do
 
     @property
     def is_different(self) -> bool:
@@ -87,7 +89,8 @@ class UpgradeResult:
         """Reasons, notes, speeds and checks, a line each."""
         lines = [*self.reasons, *self.notes]
         for row in self.gains:
-            lines.append(f"{row.what} at {row.concurrency}: {row.a_tok_s:.1f} → {row.b_tok_s:.1f} tok/s, {row.gain}")  # noqa: PERF401
+            speeds = f"{row.a_tok_s:.1f} → {row.b_tok_s:.1f} {row.unit}"
+            lines.append(f"{row.what} at {row.concurrency}: {speeds}, {row.gain}")
         if self.drift is not None:
             lines.append(f"the old version changed by {self.drift:+.1%} between its two measurements")
         for side, proven in self.sides.items():

@@ -23,6 +23,10 @@ from moebox.serve.state import hold_endpoint
 from moebox.store import Run
 from moebox.units import plural
 
+NO_USAGE = {
+    "char/s": "; speed is in characters, because a server does not count tokens",
+    "event/s": "; speed cannot be compared, because a server does not count tokens",
+}
 MARGIN = 0.10  # an interval of the difference beyond it is too wide to call two speeds the same
 
 
@@ -219,10 +223,12 @@ def compare_sides(a: MeasuredSide, b: MeasuredSide, quality: QualityVerdict | No
             b_tok_s=right.output_tok_s,
             a_ttft_ms=left.mean_ttft_ms,
             b_ttft_ms=right.mean_ttft_ms,
-            gain=paired_gain(left.tok_s, right.tok_s, confidence=confidence),
+            gain=paired_gain(left.tok_s, right.tok_s, confidence=confidence) if unit != "event/s" else None,
             what=left.what,
+            unit=unit,
         )
         for left, right in zip(a.paces, b.paces, strict=True)
+        for unit in [left.unit if left.unit == right.unit else "event/s"]
     )
     losses = [change.text for change in answers.changes if change.is_worse][:1]
     worse = "; ".join([*losses, f"quality: {quality.verdict}"] if quality and quality.different else losses)
@@ -233,7 +239,7 @@ def compare_sides(a: MeasuredSide, b: MeasuredSide, quality: QualityVerdict | No
         gains=gains,
         acceptance_a=a.acceptance,
         acceptance_b=b.acceptance,
-        verdict=_verdict_text(answers, worse, gains, quality),
+        verdict=_verdict_text(answers, worse, gains, quality) + NO_USAGE.get(gains[0].unit if gains else "", ""),
         as_good=not worse,
         slower=any(row.is_slower for row in gains),
         different=bool(worse) or any(row.is_different for row in gains),

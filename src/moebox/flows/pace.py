@@ -14,6 +14,7 @@ from typing import Literal, TypeVar
 from moebox import http
 from moebox.core.endpoint import Endpoint
 from moebox.core.metrics import parse_prometheus
+from moebox.core.upgrade_result import SpeedUnit
 from moebox.core.verdict import Gain
 from moebox.errors import ExternalError
 from moebox.loose import Document
@@ -40,6 +41,7 @@ class SpeedRounds:
     tok_s: tuple[float, ...]
     ttft_ms: tuple[float, ...]
     what: Literal["decode", "prefill"] = "decode"  # of prefill, prompt tokens per second
+    unit: SpeedUnit = "tok/s"
 
     @property
     def output_tok_s(self) -> float:
@@ -57,7 +59,8 @@ class SpeedMeter:
         self.endpoint, self.concurrency, self.prompt_words = endpoint, concurrency, prompt_words
         self.tokens = 1 if prompt_words else tokens  # of a long prompt, only the reading is measured
         self.full_length = True  # the server accepts `ignore_eos`; the first round finds out
-        self.rounds: list[tuple[float, float]] = []  # tokens per second, and milliseconds to the first token
+        self.unit: SpeedUnit = "tok/s"  # "event/s" once a reply has no usage; "char/s" can be compared with any server
+        self.rounds: list[tuple[float, float]] = []  # speeds, and milliseconds to the first token
         self._rng = random.Random()
 
     def run_round(self, *, keep: bool = True) -> None:
@@ -77,11 +80,12 @@ class SpeedMeter:
             seconds = time.monotonic() - began
             if not self.prompt_words or seconds >= LEAST_ROUND_S:
                 break
+        counts = [(reply.prompt_tokens if self.prompt_words else reply.completion_tokens) or 0 for reply in replies]
+        if self.unit == "char/s":
+            counts = [self.prompt_words or reply.chars for reply in replies]
+        elif not all(counts):
+            self.unit, counts = "event/s", [self.prompt_words or len(reply.times_s) for reply in replies]
         if keep:
-            if self.prompt_words:
-                counts = [reply.prompt_tokens or self.prompt_words for reply in replies]
-            else:
-                counts = [reply.completion_tokens or len(reply.times_s) for reply in replies]
             self.rounds.append((sum(counts) / seconds, statistics.median(1e3 * reply.times_s[0] for reply in replies)))
 
     def _send_requests(self) -> list[StreamReply]:
@@ -111,7 +115,7 @@ class SpeedMeter:
     def speed_rounds(self) -> SpeedRounds:
         tok_s, ttft_ms = (tuple(each[place] for each in self.rounds) for place in (0, 1))
         what: Literal["decode", "prefill"] = "prefill" if self.prompt_words else "decode"
-        return SpeedRounds(concurrency=self.concurrency, tok_s=tok_s, ttft_ms=ttft_ms, what=what)
+        return SpeedRounds(concurrency=self.concurrency, tok_s=tok_s, ttft_ms=ttft_ms, what=what, unit=self.unit)
 
 
 def measure_speed(endpoint: Endpoint, *, rounds: int = ROUNDS, most_rounds: int = 0, **sizes: int) -> SpeedRounds:
@@ -137,6 +141,9 @@ def measure_in_turn(*meters: SpeedMeter, rounds: int) -> tuple[SpeedRounds, ...]
     for meter in meters:
         for _ in range(0 if meter.rounds else WARM):
             meter.run_round(keep=False)
+    if len(meters) > 1 and not meters[0].rounds and any(meter.unit == "event/s" for meter in meters):
+        for meter in meters:
+            meter.unit = "char/s"
     with AwakeClock() as awake:
         for number in range(rounds):
             _run_rounds(awake, meters[:: -1 if number % 2 else 1])
@@ -201,12 +208,11 @@ def bracketing_gain(before: Sequence[float], after: Sequence[float], again: Sequ
 
     A machine that became faster or slower meanwhile widens the interval.
     """
-    sides = [welch_gain(before, after), welch_gain(again, after)]
-    known = list(filter(None, sides))
-    if len(known) < len(sides):
+    one, other = welch_gain(before, after), welch_gain(again, after)
+    if one is None or other is None:
         return None
-    middle = statistics.fmean(math.log1p(side.share) for side in known)
-    return Gain(share=math.expm1(middle), low=min(side.low for side in known), high=max(side.high for side in known))
+    share = math.expm1((math.log1p(one.share) + math.log1p(other.share)) / 2)
+    return Gain(share=share, low=min(one.low, other.low), high=max(one.high, other.high))
 
 
 def paired_gain(before: Sequence[float], after: Sequence[float], *, confidence: float = CONFIDENCE) -> Gain | None:
@@ -220,8 +226,7 @@ def paired_gain(before: Sequence[float], after: Sequence[float], *, confidence: 
         return None
     ratios = [math.log(new / old) for old, new in zip(before, after, strict=True)]
     averages = sorted((x + y) / 2 for place, x in enumerate(ratios) for y in ratios[place:])
-    cut = signed_rank_cut(len(ratios), confidence) if len(ratios) >= RANKED_PAIRS else 0
-    if cut:
+    if len(ratios) >= RANKED_PAIRS and (cut := signed_rank_cut(len(ratios), confidence)):
         middle, low, high = statistics.median(averages), averages[cut - 1], averages[-cut]
     else:
         middle = statistics.fmean(ratios)

@@ -24,6 +24,7 @@ class StreamReply:
     error: str = ""
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    chars: int = 0  # of text and reasoning
     times_s: tuple[float, ...] = ()  # of every event that carried tokens, in seconds after the request was sent
     headers: dict[str, str] = field(default_factory=dict, repr=False)  # of the response, names in lower case
 
@@ -126,6 +127,7 @@ class StreamExchange:
             error=next((event.error for _, event in events if event.error), ""),
             prompt_tokens=prompt,
             completion_tokens=completion,
+            chars=sum(len(event.text) for _, event in events),
             times_s=tuple(at for at, event in events if event.kind),
             headers=self.headers,
         )
