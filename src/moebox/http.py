@@ -10,7 +10,7 @@ import json
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -34,7 +34,7 @@ class HttpReply:
 
     status: int
     text: str
-    header_names: frozenset[str] = frozenset()  # in lower case
+    headers: Mapping[str, str] = field(default_factory=dict)  # names in lower case
 
     @property
     def ok(self) -> bool:
@@ -130,8 +130,7 @@ class HttpSession(contextlib.AbstractContextManager["HttpSession"]):
                         if len(raw) >= MAX_REPLY_BYTES:
                             break
                     text = decode_reply(raw[:MAX_REPLY_BYTES], response.status_code)
-                    names = frozenset(name.lower() for name in response.headers)
-                    reply = HttpReply(status=response.status_code, text=text, header_names=names)
+                    reply = HttpReply(status=response.status_code, text=text, headers=dict(response.headers))
             except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as problem:
                 reply = HttpReply(status=0, text=failure_text(problem, url))
             # to the client our own end looks like the server's

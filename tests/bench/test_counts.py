@@ -2,6 +2,7 @@
 
 import json
 import time
+from pathlib import Path
 
 import pytest
 
@@ -114,6 +115,36 @@ def test_a_tokenizer_is_asked_for_a_second_count(
 
     assert (result["completed"], result["counts_doubtful"]) == (6, doubtful)
     assert result["usage_check"] == {"replies": 4, "usage_tokens": 4 * claimed, "tokenizer_tokens": 160}
+
+
+def test_events_that_stand_for_tokens_are_a_lower_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without usage and tokenizer, an event is one token at least: every command doubts the rates, and no reply is
+    called short.
+    """
+    monkeypatch.setenv("MOEBOX_RUNS", str(tmp_path))
+    lines = streaming(6, FINISH, DONE, delta={"content": " seven words are more than one token"})
+    with serving(lines, counts=False) as server:
+        words = ["bench", server.url, "--model", "m", "--requests", "2", "--output", "40"]
+        main(words)
+        shown = capsys.readouterr().out
+        main([*words, "--json", "--run", "latest"])
+        result = json.loads(capsys.readouterr().out)
+        main([*words[:4], "--tg", "40", "--set", "repeat=2", "--json", "--run", "latest"])
+        tests = json.loads(capsys.readouterr().out)
+    main(["runs", "show", "latest"])
+    shown += capsys.readouterr().out
+    for name in ("r.md", "r.html"):
+        main(["report", "latest", "-o", str(tmp_path / name)])
+        shown += (tmp_path / name).read_text()
+
+    assert "shorter than requested" not in shown
+    assert shown.count("tokens were counted as stream events") >= 4
+    assert "endpoint.tokenizer=FILE" in shown
+    assert (result["token_counts"], result["counts_doubtful"], result["stopped_early"]) == ("chunks", True, 0)
+    assert "a lower bound" in result["flags"][0]
+    assert tests["flags"][0].startswith("tg40 tokens were counted as stream events")
 
 
 @pytest.mark.parametrize("delta", one_in(2, [{"content": ""}, {}]))

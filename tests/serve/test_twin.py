@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import json
+import os
 import re
 import stat
 import subprocess
@@ -82,7 +83,7 @@ def test_every_page_says_that_it_is_a_simulation(twin: dict[str, Any], path: str
     """The header is on every response, and everything with a body says it there too."""
     response, content = ask(twin, path)
 
-    assert response.headers[HEADER] == "true"
+    assert response.headers[HEADER] == "20"  # times the speed of its forecast
     assert path in ("/health", "/nowhere") or b"simulation" in content.lower()
 
 
@@ -261,13 +262,72 @@ def test_every_command_says_that_no_model_answers(
     """In its own output, and in the lists of runs where it leaves one."""
     monkeypatch.setenv("THE_KEY", twin["key"])
     main([*words, twin["url"], "--key-env", "THE_KEY"])
-    assert "this endpoint is a simulation" in " ".join(capsys.readouterr().err.split())
+    noted = " ".join(capsys.readouterr().err.split())
+    assert "this endpoint is a simulation: it runs at 20x its forecast speed, so its figures mean nothing" in noted
     main(["runs", "--json"])
     runs = json.loads(capsys.readouterr().out)["runs"]
     assert len(runs) == (words[0] in ("bench", "verify", "task", "watch"))
     assert all(run["simulation"] for run in runs)
     main(["runs"])
     assert capsys.readouterr().out.count("simulated") == len(runs)
+
+
+@pytest.mark.parametrize("speed", ["1", "1e3"])
+def test_a_benchmark_of_a_simulation_keeps_its_speed(
+    speed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Figures of a twin that runs faster than its box are no forecast: on the screen, in JSON, in the run and its
+    reports. Those of one that does not are.
+    """
+    with running(*WORDS, *SETTINGS[:-1], speed) as reported:
+        words = ["bench", reported["url"], "--requests", "2", "--input", "32", "--output", "4", "--json"]
+        assert main(words) == 0
+        shown = capsys.readouterr()
+        assert main([*words[:2], "--tg", "4", "--set", "repeat=1", "--json"]) == 0
+        tests = json.loads(capsys.readouterr().out)
+        assert main(["compare", reported["url"], reported["url"], "--effort", "quick", "--concurrency", "1"]) in (0, 1)
+        compared = capsys.readouterr()
+        assert main(["compare", reported["url"], reported["url"], "--by", "task"]) == 2
+        assert "a simulation does no work" in capsys.readouterr().err
+    result = json.loads(shown.out)
+    (run,) = (
+        path
+        for path in Path(os.environ["MOEBOX_RUNS"]).iterdir()
+        if (path / "measurements" / "random-c1.json").exists()
+    )
+    main(["runs", "show", run.name])
+    main(["report", run.name, "-o", str(tmp_path / "r.md")])
+    texts = [shown.err, compared.err, capsys.readouterr().out, (tmp_path / "r.md").read_text(), *result["flags"]]
+    texts += tests["flags"]
+    marked = ["1000x its forecast speed" in " ".join(text.split()) for text in texts]
+
+    assert result["simulation"]
+    assert reported["speed"] == float(speed)
+    assert "answers were not compared" in compared.out
+    assert ("its speed is a forecast" in shown.err) == (speed == "1")
+    assert (sum(marked), len(texts) > 5) == ((0, False) if speed == "1" else (len(texts), True))
+
+
+def test_answers_of_a_simulation_are_not_judged(
+    twin: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server replies; what it writes was made up, so no check fails for it and no cause is named."""
+    monkeypatch.setenv("THE_KEY", twin["key"])
+    words = ["verify", twin["url"], "--key-env", "THE_KEY", "--effort", "quick"]
+    assert main([*words, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert main([*words, "--only", "plain,tools", "--json"]) == 0
+    nothing = json.loads(capsys.readouterr().out)
+    main(words)
+
+    rungs = {rung["name"]: rung for rung in document["rungs"]}
+    assert rungs.pop("alive")["verdict"] == "pass"
+    assert {rung["verdict"] for rung in (*rungs.values(), *nothing["rungs"])} == {"skip"}
+    assert all("its text is made up" in rung["reason"] for rung in (*rungs.values(), *nothing["rungs"]))
+    assert (document["verdict"], nothing["verdict"]) == ("warn", "warn")
+    shown = capsys.readouterr().out
+    assert "likely cause" not in shown
+    assert "answers are not judged" in " ".join(shown.split())
 
 
 def test_a_simulation_is_compared_with_no_engine(

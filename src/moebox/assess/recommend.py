@@ -45,6 +45,8 @@ SUSPECTS = {
 REPEAT_CONDITIONS = {
     "disturbed": "on a quiet machine",
     "not steady": "after a longer warm-up",
+    "simulation": "without `--speed`",
+    "tokens were counted as": "with `--set endpoint.tokenizer=FILE`",
     "other clients": "while no other client uses the server",
 }
 
@@ -58,16 +60,8 @@ def make_recommendation(subject: str, text: str, **changes: Any) -> Recommendati
 
 def recommend(records: Sequence[RunRecord]) -> tuple[Recommendation, ...]:
     """Every rule that applies, the most serious first; at most one for each subject and run."""
-    rules = (
-        recommend_checks,
-        recommend_requests,
-        recommend_repeat,
-        recommend_cache,
-        recommend_concurrency,
-        recommend_latency,
-        recommend_pcie,
-        recommend_forecast,
-    )
+    rules = [recommend_checks, recommend_requests, recommend_repeat, recommend_cache]
+    rules += [recommend_concurrency, recommend_latency, recommend_pcie, recommend_forecast]
     found: list[Recommendation] = []
     for index, record in enumerate(records):
         for row in itertools.chain.from_iterable(rule(record) for rule in rules):

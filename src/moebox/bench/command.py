@@ -5,7 +5,7 @@ from dataclasses import replace
 from decimal import Decimal
 
 from moebox.core.measure import Load, Slo, Workload
-from moebox.core.setting import setting_flags
+from moebox.core.setting import flag_words, setting_flags
 from moebox.core.workload_file import WorkloadFile, find_workload_file
 
 REQUESTS_PER_STREAM = 4  # if no number of requests is given
@@ -34,10 +34,8 @@ def bench_flags(
 
 def prefill_decode_flags(tests: Sequence[str], workload: Workload, repeat: int, load: Load = DEFAULT_LOAD) -> list[str]:
     """Return the flags for tests named like pp512 and tg128."""
-    flags = []
-    for kind in ("pp", "tg"):
-        lengths = dict.fromkeys(test[2:] for test in tests if test.startswith(kind))
-        flags += [f"--{kind}", ",".join(lengths)] if lengths else []
+    lengths = {kind: dict.fromkeys(test[2:] for test in tests if test.startswith(kind)) for kind in ("pp", "tg")}
+    flags = flag_words({f"--{kind}": ",".join(each) for kind, each in lengths.items()})
     repeats = ["--set", f"repeat={repeat}"] if repeat not in (0, WorkloadFile().repeat) else []
     prompts = replace(workload, kind="random", input_tokens=256, output_tokens=100, salt="")
     return flags + repeats + setting_flags(prompts, Workload(), "workload.") + _sending_flags(load)
@@ -65,13 +63,11 @@ def _workload_flags(work: Workload) -> list[str]:
 
 def _load_flags(loads: Sequence[Load], work: Workload, *, with_requests: bool) -> list[str]:
     first = loads[0]
-    limit = ["--concurrency", str(first.concurrency)] if first.concurrency else []
-    requests = ["--requests", str(first.requests)] if first.requests and with_requests else []
-    if first.rate:
-        limit = ["--rate", ",".join(_exact_number(load.rate) for load in loads), *limit]
-    elif work.kind != "trace":
-        limit = ["--concurrency", ",".join(str(load.concurrency) for load in loads)]
-    return limit + requests + _sending_flags(first)
+    rates = ",".join(_exact_number(load.rate) for load in loads if load.rate)
+    limits = loads[:1] if rates or work.kind == "trace" else loads  # an open loop has one
+    streams = ",".join(str(load.concurrency) for load in limits if load.concurrency)
+    requests = (with_requests and first.requests) or ""
+    return flag_words({"--rate": rates, "--concurrency": streams, "--requests": requests}) + _sending_flags(first)
 
 
 def _sending_flags(load: Load) -> list[str]:

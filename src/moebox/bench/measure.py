@@ -15,6 +15,7 @@ from moebox.bench.probe import ProbedEndpoint, api_path, measure_code_words, ope
 from moebox.bench.prompts import load_prompts
 from moebox.bench.samples import COMPLETED, Samples
 from moebox.bench.scrape import Scraper, summarize_scrapes
+from moebox.core.endpoint import faster_than_forecast
 from moebox.core.measure import Load, Slo, Workload
 from moebox.core.result import Measurement, TokenCounts, UsageCheck
 from moebox.detect.conditions import ConditionsWatch, server_processes
@@ -74,7 +75,6 @@ def measure_load(
         keep_text=has_tokenizer and not probed.reports_usage,
         keep_first=CHECKED_REPLIES if has_tokenizer else 0,
     )
-    tls = probed.tls if scrape_metrics else None
     stall_limits = stall_limits.for_prompts(workload.input_tokens * load.concurrency)
     with StallWatch(probed.endpoint, stall_limits) as stall:
         if settle:
@@ -85,7 +85,7 @@ def measure_load(
     with (
         StallWatch(probed.endpoint, stall_limits) as stall,
         AwakeClock() as awake,
-        Scraper(probed.endpoint, enabled=scrape_metrics, tls=tls) as scraper,
+        Scraper(probed.endpoint, enabled=scrape_metrics, tls=probed.tls) as scraper,
         ConditionsWatch(server_processes(probed.endpoint.server_url)) as conditions,
     ):
         run = run_job(job, watcher=_watcher(stall, watch))
@@ -185,7 +185,7 @@ def _make_measurement(
     return Measurement(
         tool=f"moebox {__version__}",
         date=time.strftime("%Y%m%d-%H%M%S", time.gmtime(samples.wall)),
-        simulation=probed.simulation,
+        simulation=bool(probed.simulation),
         backend=backend,
         endpoint_type=backend,
         model_id=probed.endpoint.model,
@@ -213,7 +213,7 @@ def _make_measurement(
 
 def _add_flags(probed: ProbedEndpoint, job: LoadJob, samples: Samples, result: Measurement) -> Measurement:
     """Return the result with warnings about everything that spoils its figures."""
-    reports_cached = any(cached >= 0 for cached in samples.columns["cached"])
+    reports_cached = max(samples.columns["cached"], default=-1) >= 0
     rate = validity.prefix_hit_rate(
         prompt_tokens=result.total_input_tokens,
         cached_tokens=result.cached_input_tokens if reports_cached else -1,
@@ -221,17 +221,18 @@ def _add_flags(probed: ProbedEndpoint, job: LoadJob, samples: Samples, result: M
     )
     template_share = probed.template_tokens * result.completed / max(1, result.total_input_tokens)
     cached = validity.cached_prompts_flag(job.workload, rate, template_share=template_share)
-    repeated, again = 0, ""
+    repeated = 0
     if job.workload.kind == "prompts":
         repeated = min(len(samples), max(0, job.offset + len(samples) - len(load_prompts(job.workload.file))))
-    if repeated:
-        again = f"{repeated} of {len(samples)} prompts were asked before: the file holds too few"
-    chunks = zip(samples.columns["chunks"], samples.columns["outcome"], strict=True)
-    events, output = sum(count for count, outcome in chunks if outcome == COMPLETED), result.total_output_tokens
-    fewer = f"usage counts {output:,} tokens in {events:,} events with text" if events > 2 * output > 0 else ""
-    counts = zip(samples.columns["output"], samples.columns["asked"], strict=True)
-    beyond = sum(count > asked + END_TOKENS for count, asked in counts)
-    more = f"usage counts more tokens than were asked for in {beyond} of {len(samples)} replies" if beyond else ""
+    again = f"{repeated} of {len(samples)} prompts were asked before: the file holds too few" * bool(repeated)
+    done = [request for request in samples.requests() if request.outcome == COMPLETED]
+    events, output = sum(each.last - each.first for each in done), result.total_output_tokens
+    fewer = f"usage counts {output:,} tokens in {events:,} events with text" * (events > 2 * output > 0)
+    fewer = validity.COUNTED_EVENTS * any(each.output < 0 for each in done) or fewer
+    beyond = sum(each.output > each.asked + END_TOKENS for each in done)
+    more = f"usage counts more tokens than were asked for in {beyond} of {len(samples)} replies" * bool(beyond)
+    faster = faster_than_forecast(probed.simulation)
+    sped_up = f"simulation: {faster}" * bool(faster)
     mismatch = validity.usage_mismatch(result.usage_check)
     unsteady = validity.unsteady_flag(result.steady)
     sent_tokens = round(result.total_input_tokens * len(samples) / max(1, result.completed))
@@ -243,5 +244,5 @@ def _add_flags(probed: ProbedEndpoint, job: LoadJob, samples: Samples, result: M
         prompts_cached=bool(cached),
         prompts_repeated=repeated,
         counts_doubtful=bool(fewer or more or mismatch),
-        flags=(*filter(None, (cached, again, fewer, more, mismatch, unsteady, foreign)), *disturbed),
+        flags=(*filter(None, (sped_up, cached, again, fewer, more, mismatch, unsteady, foreign)), *disturbed),
     )

@@ -87,7 +87,7 @@ def summarize_samples(samples: Samples, *, slo: Slo | None = None, prompt_tokens
         max_concurrent_requests=peak_concurrency(samples),
         cached_input_tokens=sum(each.cached_tokens for each in done),
         silent=sum(samples.kind[each.request.first] == SILENT for each in done),
-        stopped_early=sum(each.output < each.request.asked for each in done),
+        stopped_early=sum(0 <= each.request.output < each.request.asked for each in done),
         ttft=latency_stats(done, "ttft_s"),
         ttfc=latency_stats(done, "ttfc_s"),
         tpot=latency_stats(done, "tpot_s"),

@@ -9,7 +9,8 @@ from moebox import __version__
 from moebox.bench.measure import measure_load
 from moebox.bench.metrics import RequestFigures, latency_stats, request_figures
 from moebox.bench.probe import ProbedEndpoint
-from moebox.bench.validity import MAX_CACHED_SHARE, with_salt
+from moebox.bench.validity import COUNTED_EVENTS, MAX_CACHED_SHARE, with_salt
+from moebox.core.endpoint import faster_than_forecast
 from moebox.core.measure import Load, Workload
 from moebox.core.result import PrefillDecode, PrefillDecodeRow
 from moebox.errors import ExternalError
@@ -29,6 +30,7 @@ def measure_prefill_decode(
 ) -> PrefillDecode:
     """Return a row for each test: pp cold and warm, tg. Lengths are the tests', all else the workload's."""
     rows: list[PrefillDecodeRow] = []
+    flags = list[str]()
     for tokens in pp:
         on_test(f"pp{tokens}")
         work = _with_own_seed(replace(workload, input_tokens=tokens, output_tokens=1))
@@ -44,8 +46,10 @@ def measure_prefill_decode(
         work = _with_own_seed(replace(workload, input_tokens=DECODE_PROMPT_TOKENS, output_tokens=tokens))
         done = _run_requests(probed, work, load, repeat, 0)
         rows.append(_make_row(f"tg{tokens}", tokens, done, cold=True, requests=repeat))
-    flags = []
+        flags += [f"tg{tokens} {COUNTED_EVENTS}"] * any(each.request.output < 0 for each in done)
+    faster = faster_than_forecast(probed.simulation)
     for row in rows:
+        flags += [f"{row.test} simulation: {faster}"] * bool(faster)
         prompt_tokens = row.prompt_tokens * row.tries
         cached = row.cached_tokens - probed.template_tokens * row.tries
         if row.test.startswith("pp") and row.cold and prompt_tokens and cached > MAX_CACHED_SHARE * prompt_tokens:
@@ -54,7 +58,7 @@ def measure_prefill_decode(
     return PrefillDecode(
         tool=f"moebox {__version__}",
         date=time.strftime("%Y%m%d-%H%M%S", time.gmtime()),
-        simulation=probed.simulation,
+        simulation=bool(probed.simulation),
         model_id=probed.endpoint.model,
         tokenizer_id=probed.words.source,
         workload=workload,

@@ -46,7 +46,7 @@ class ProbedEndpoint:
     words: PromptWords
     reports_usage: bool  # its streams end with usage
     ignores_eos: bool  # it accepts ignore_eos
-    simulation: bool = False  # its replies are marked as simulated
+    simulation: str = ""  # the header of a simulation
     template_tokens: int = 0  # that its chat template adds to a prompt, if it counts prompts
 
     @property
@@ -92,7 +92,7 @@ def probe_endpoint(
         words=UNCALIBRATED_WORDS,
         reports_usage=reply.completion_tokens is not None,
         ignores_eos=ignores_eos,
-        simulation=SIMULATION_HEADER in reply.headers,
+        simulation=reply.headers.get(SIMULATION_HEADER, ""),
         template_tokens=template_tokens if 0 < template_tokens < MAX_TEMPLATE_TOKENS else 0,
     )
     return replace(probed, words=choose_words(endpoint, tokenizer=tokenizer, timeout_s=timeout_s, tls=probed.tls))

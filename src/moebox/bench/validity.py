@@ -15,6 +15,7 @@ MAX_COUNT_RATIO = 1.25  # of the server's and the tokenizer's count: beyond it o
 MAX_DRIFT = 0.2  # between the halves of a steady window; identical loads of a quiet server stay below a tenth
 MIN_STEADY_REQUESTS = 8  # with fewer, two halves cannot be compared
 MAX_FOREIGN_SHARE = 0.05  # of the prompt tokens that the server counted and we did not send
+COUNTED_EVENTS = "tokens were counted as stream events, which may hold several: rates are a lower bound"
 COUNT_SLACK_TOKENS = 8  # per reply: special tokens and those of a template are in one count and not in the other
 
 TokenCounter = Callable[[str], int]

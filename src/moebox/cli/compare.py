@@ -13,7 +13,7 @@ from moebox.cli.display import make_table
 from moebox.cli.flags import AsJson, Names, Settings
 from moebox.cli.output import Part, print_lines, print_note, print_parts, print_result, stdout_console
 from moebox.cli.signals import interrupt_message
-from moebox.cli.target import find_endpoint
+from moebox.cli.target import find_endpoint, warn_simulation
 from moebox.cli.task import job_line, parse_families
 from moebox.core.endpoint import Endpoint
 from moebox.core.setting import Effort, apply_settings
@@ -24,7 +24,7 @@ from moebox.flows.jobs import compare_by_task
 from moebox.flows.walk import parse_limit
 from moebox.serve.order import require_engine
 from moebox.store import Run
-from moebox.stream.limits import is_twin
+from moebox.stream.limits import served_limits
 from moebox.tasks import runner
 from moebox.tasks.result import JobResult
 from moebox.units import format_percent, format_seconds, format_tok_s, plural
@@ -114,10 +114,13 @@ def compare(
     if a_recipe and model_b:
         flags.refuse_unused("A is a recipe, which names its model, and --model-b is B's", model=model)
     left, right = _find_side(a, model, key_env), _find_side(b, model_b or model, key_env)
-    twins = [isinstance(side, Endpoint) and is_twin(side) for side in (left, right)]
+    twins = [served_limits(side).simulation if isinstance(side, Endpoint) else "" for side in (left, right)]
     one, other = ("A", "B") if twins[0] else ("B", "A")
-    refuse_if(twins[0] != twins[1], f"{one} is a simulation and {other} is not: they cannot be compared")
-    run = Run.create("compare", simulation=twins[0])
+    refuse_if(not all(twins) and any(twins), f"{one} is a simulation and {other} is not: they cannot be compared")
+    refuse_if(twins[0] != twins[1], "A and B are simulations at different speeds: they cannot be compared")
+    refuse_if(twins[0] and by == "task", "a simulation does no work", hint="without --by task its speed is compared")
+    warn_simulation(twins[0])
+    run = Run.create("compare", simulation=bool(twins[0]))
     targets = target_names(left, right)
 
     def print_job(side: str, result: JobResult) -> None:
@@ -136,6 +139,7 @@ def compare(
             document = {**codec.to_plain(solved), **targets, "run": str(run.path)}
             return print_result(json, document, lambda: print_lines([*lines, solved.verdict]), good=solved.as_good)
         more = {"concurrency": streams, "seed": seed, "quality_limit": limit}
+        more["questions"] = 0 if twins[0] else chosen.questions  # the text of a simulation is made up
         measures = CompareEffort(**{**codec.shared_fields(chosen, CompareEffort), **more})
         found = api.compare(left, right, effort=measures, run=run)
     document = {**codec.to_plain(found), **targets, "run": str(run.path)}

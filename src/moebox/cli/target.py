@@ -8,16 +8,15 @@ from pathlib import Path
 from moebox import http
 from moebox.cli.output import print_note
 from moebox.core import validation
-from moebox.core.endpoint import AUTH_STATUSES, KEY_HINT, Endpoint, endpoint_from_url
-from moebox.errors import ExternalError, refuse_if
+from moebox.core.endpoint import AUTH_STATUSES, KEY_HINT, Endpoint, endpoint_from_url, faster_than_forecast
+from moebox.errors import BadInput, ExternalError, UnknownName, refuse_if
 from moebox.escape import one_line
 from moebox.serve import state
 from moebox.store import Run
 from moebox.stream import sockets
-from moebox.stream.limits import is_twin
+from moebox.stream.limits import served_limits
 
 MODEL_HINT = "name the model with `--model NAME`"
-SIMULATION_NOTE = "this endpoint is a simulation: its speed is a forecast, and its text means nothing"
 _ERRNO = re.compile(r"\[Errno -?\d+\] ")  # Python's prefix to the system's error text
 
 
@@ -92,17 +91,18 @@ def _list_models(endpoint: Endpoint, *, insecure: bool, ca_file: str) -> list[st
         raise ExternalError(f"{text}: is this an OpenAI-compatible server?", hint=MODEL_HINT) from None
 
 
-def warn_simulation(simulation: object) -> None:
-    """Print a note if the endpoint is a simulation."""
+def warn_simulation(simulation: str) -> None:
+    """Print what the header of a simulation means; nothing if there is none."""
     if simulation:
-        print_note((SIMULATION_NOTE, "yellow"))
+        meaning = faster_than_forecast(simulation) or "its speed is a forecast, and its text means nothing"
+        print_note((f"this endpoint is a simulation: {meaning}", "yellow"))
 
 
 def create_run(kind: str, endpoint: Endpoint) -> Run:
     """Create a run for the results, marked if the endpoint is a simulation."""
-    simulation = is_twin(endpoint)
+    simulation = served_limits(endpoint).simulation
     warn_simulation(simulation)
-    return Run.create(f"{kind}-{endpoint.model}", simulation=simulation)
+    return Run.create(f"{kind}-{endpoint.model}", simulation=bool(simulation))
 
 
 def open_run(name: str, endpoint: Endpoint) -> Run:
@@ -117,6 +117,6 @@ def open_run(name: str, endpoint: Endpoint) -> Run:
     text = f"`moebox run` is working on {run.id}: {summary.unfinished_part}"
     refuse_if(working, text, hint="leave --run out, or wait until it has ended")
     shared = Run.open_shared(name)
-    mixed = is_twin(endpoint) and not summary.simulation
+    mixed = served_limits(endpoint).simulation and not summary.simulation
     refuse_if(mixed, f"{run.id} is of a real engine, and {endpoint.base_url} is a simulation")
     return shared

@@ -77,7 +77,7 @@ def twin(
         if made:  # the console would hide it
             print(f"export {TWIN_KEY}={made}\n{url}/?key={made}", file=sys.stderr, flush=True)
 
-    document = {"simulation": True, "url": f"{url}/v1", "model": model, "kv_tokens": capacity}
+    document = {"simulation": True, "speed": speed, "url": f"{url}/v1", "model": model, "kv_tokens": capacity}
     kept = keep_key(number, made, pid=os.getpid()) if made else None  # for this user's other commands
     try:
         print_result(json, document | ({"key": made} if made else {}), show)

@@ -19,7 +19,7 @@ from moebox.errors import INTERRUPTED, refuse_if
 from moebox.escape import clip_text
 from moebox.flows.watch import CANARIES, SHOWN, EndpointWatcher, MetricsLook, WatchHistory, send_alert
 from moebox.serve.state import list_instances
-from moebox.stream.limits import is_twin
+from moebox.stream.limits import served_limits
 from moebox.units import format_seconds
 
 LAST_CHECK_S = 120.0  # for a check that is still running at the end
@@ -57,7 +57,7 @@ def watch(
     refuse_if(model and len(names) > 1, "--model is for one endpoint", hint="leave it out, or give one target")
     endpoints = [find_endpoint(name, model=model, key_env=key_env) for name in names]
     watchers = list(map(EndpointWatcher, endpoints))
-    warn_simulation(any(endpoint.log and is_twin(endpoint) for endpoint in endpoints))
+    warn_simulation(max(served_limits(endpoint).simulation if endpoint.log else "" for endpoint in endpoints))
     folders = [Path(each.log).parent if each.log else create_run("watch", each).path for each in endpoints]
     histories = list(map(WatchHistory, folders))
     receiver = os.environ.get("MOEBOX_ALERT", "")

@@ -4,11 +4,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from moebox import redact
+from moebox.escape import one_line
 
 ApiFamily = Literal["openai", "anthropic"]
 AUTH_STATUSES = (401, 403)  # the key is missing or wrong
 KEY_HINT = "`--key-env NAME` names the variable that holds the key"
-SIMULATION_HEADER = "x-moebox-simulation"  # a header of every reply of `moebox twin`
+SIMULATION_HEADER = "x-moebox-simulation"  # of every reply of `moebox twin`: its speed, 1 for the forecast's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,12 @@ class ToolCall:
     id: str = ""
     name: str = ""
     arguments: str = ""
+
+
+def faster_than_forecast(simulation: str) -> str:
+    """Return what a simulation's header means for its figures, "" if it runs at the forecast speed."""
+    meaning = f"it runs at {one_line(simulation, 12)}x its forecast speed, so its figures mean nothing for the box"
+    return meaning if simulation not in ("", "1", "true") else ""  # earlier versions send "true"
 
 
 def endpoint_from_url(url: str, model: str, *, key: str | None = None, engine: str = "") -> Endpoint:

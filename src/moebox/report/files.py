@@ -22,7 +22,6 @@ from moebox.errors import BadInput, ExternalError, refuse_if
 from moebox.escape import code_block, escape_markdown, printable_line
 from moebox.report.expect import with_forecast
 from moebox.report.page import ReportPage, build_page, escape_value, read_asset, render_html
-from moebox.report.sections.checks import score_text
 from moebox.report.svg import inline_colours
 from moebox.runs.reader import read_run
 from moebox.store import Run, plain
@@ -140,7 +139,7 @@ def load_template(name: str) -> Any:
         keep_trailing_newline=True,
     )
     environment.filters |= {"md": escape_markdown, "fenced": lambda text: "\n".join(code_block(text))}
-    environment.filters |= {"quoted": quote_url, "score": score_text, "line": printable_line}
+    environment.filters |= {"quoted": quote_url, "line": printable_line}
     return environment.get_template(name)
 
 

@@ -19,7 +19,7 @@ from moebox.assess.naming import box_title, engine_title, label_runs, model_titl
 from moebox.assess.run import assess_run
 from moebox.escape import escape_invisible
 from moebox.report.block import Section
-from moebox.report.sections.checks import check_evidence, checks_section, probe_evidence, quality_section, score_text
+from moebox.report.sections.checks import check_evidence, checks_section, probe_evidence, quality_section
 from moebox.report.sections.compare import compare_section, models_section
 from moebox.report.sections.hardware import hardware_section
 from moebox.report.sections.kernels import kernels_section
@@ -107,7 +107,7 @@ def jinja_environment(*packages: str) -> "Environment":
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"ticked": code_in_ticks, "score": score_text, "seconds": format_seconds, "moment": format_time}
+    made.filters |= {"ticked": code_in_ticks, "seconds": format_seconds, "moment": format_time}
     made.filters |= {"check_evidence": check_evidence, "probe_evidence": probe_evidence}
     return made
 

@@ -17,7 +17,7 @@ class ServedLimits:
     context: int | None = None  # None if the server does not report it
     source: str = ""
     problem: str = ""  # why the server did not reply
-    simulation: bool = False  # a twin replied, not a model
+    simulation: str = ""  # the header of a twin, "" if a model replied
     models: tuple[str, ...] = ()  # that it lists
 
 
@@ -30,7 +30,7 @@ def served_limits(endpoint: Endpoint) -> ServedLimits:
     listed = http.get(f"{endpoint.base_url}/models", headers=endpoint.headers, timeout_s=QUICK_S)
     if not listed.status:
         return ServedLimits(problem=listed.text)
-    simulation = SIMULATION_HEADER in listed.header_names
+    simulation = listed.headers.get(SIMULATION_HEADER, "")
     models = get_objects(listed.json() if listed.ok else None, "data")
     names = tuple(str(row["id"]) for row in models if row.get("id"))
     only: Json = models[0] if len(models) == 1 else {}
@@ -46,9 +46,3 @@ def _read_lengths(endpoint: Endpoint, model: Json) -> Iterator[tuple[object, str
     reply = http.get(f"{endpoint.server_url}/props", headers=endpoint.headers, timeout_s=QUICK_S)
     yield get_path(reply.json() if reply.ok else None, "default_generation_settings.n_ctx"), "n_ctx of /props"
     yield get_path(model, "meta.n_ctx"), "n_ctx of /v1/models"
-
-
-def is_twin(endpoint: Endpoint) -> bool:
-    """True if a twin replies, not a model."""
-    reply = http.get(f"{endpoint.base_url}/models", headers=endpoint.headers, timeout_s=QUICK_S)
-    return SIMULATION_HEADER in reply.header_names

@@ -213,7 +213,7 @@ def build_turn(
 
 def token_gaps(reply: AgentReply) -> list[tuple[float, float]]:
     """(tokens, seconds) of each event after the first, the tokens distributed evenly over the events."""
-    if not reply.gaps_s:
+    if not (reply.gaps_s and reply.completion_tokens):
         return []
     each = max(reply.output_tokens - 1, 1) / len(reply.gaps_s)
     return [(each, gap) for gap in reply.gaps_s]

@@ -175,7 +175,7 @@ class ReplyParts:
             problem=problem,
             context_full=any(word in problem.lower() for word in CONTEXT_WORDS),
             prompt_tokens=prompt,
-            completion_tokens=completion if completion is not None else len(self.times) or None,
+            completion_tokens=completion,
             cached_tokens=cached,
             ttft_s=next(iter(self.times), None),
             seconds=seconds,

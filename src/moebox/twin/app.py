@@ -112,7 +112,7 @@ def build_app(engine: TwinEngine, *, model: str, context: int, title: str, key: 
         Route("/v1/completions", complete, methods=["POST"]),
         Route("/v1/messages", complete, methods=["POST"]),
     ]
-    gate = Middleware(TwinGate, key=key)
+    gate = Middleware(TwinGate, key=key, speed=engine.faster)
     return Starlette(routes=routes, lifespan=lifespan, middleware=[gate], exception_handlers={RequestRefused: refuse})
 
 
@@ -122,13 +122,13 @@ class TwinGate:
     Adds the simulation header to every response, errors included.
     """
 
-    def __init__(self, app: ASGIApp, key: str) -> None:
-        self.app, self.key = app, key
+    def __init__(self, app: ASGIApp, key: str, speed: float) -> None:
+        self.app, self.key, self.header = app, key, (SIMULATION_HEADER.encode(), f"{speed:g}".encode())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_header(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", []), (SIMULATION_HEADER.encode(), b"true")]
+                message["headers"] = [*message.get("headers", []), self.header]
             await send(message)
 
         if scope["type"] == "http":

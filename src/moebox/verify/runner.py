@@ -26,12 +26,13 @@ from moebox.verify.checks import CHECKS, STOP_IF_FAILED, Check
 from moebox.verify.client import UNREACHABLE, ExchangeClient, MachineLimit
 from moebox.verify.options import CHECK_NAMES, LEFT_OUT, VerifyOptions
 from moebox.verify.session import MAX_HANGS, EndpointUnusable, ProbeFailed, ProbeSkipped, ProbeWarning
-from moebox.verify.statistics import describe_failure, failure_kind, format_share
+from moebox.verify.statistics import describe_failure, failure_kind
 from moebox.verify.trials import CheckSession, ProbeFunction
 
 MAX_EVIDENCE_CHARS = 20_000  # of one string in kept evidence; the length of what is left out is stated
 STALL_LOOK_S = 0.2
 MAX_PROBE_S = 1800.0  # whatever the server does
+SIMULATED = "the endpoint is a simulation: its text is made up, so answers are not judged"
 OUT_OF_TIME = "out of time"  # how the reason of a check begins that was not tried for lack of time
 
 
@@ -90,6 +91,7 @@ def run_checks(
                 for name, probe in CHECKS[0].probes.items():
                     await _run_probe(session, CHECKS[0].name, name, probe)
             for check in checks:
+                stopped = stopped or SIMULATED * session.is_simulation
                 if stopped:
                     reason = f"the server {STANDS_STILL}" if session.stalled else stopped
                     verdict = CheckVerdict(name=check.name, verdict="skip", reason=reason)
@@ -266,7 +268,7 @@ async def _run_probe(session: CheckSession, check: str, name: str, function: Pro
         async with asyncio.timeout(longest) as session.probe_timeout:
             result = await function(session)
         if isinstance(result, Score):
-            reason, score = format_share(result), result
+            reason, score = result.text, result
         elif isinstance(result, str):
             mark, reason = "warn" if isinstance(result, ProbeWarning) else "pass", result
     except (ProbeSkipped, MachineLimit) as problem:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar, get_args
 
 from moebox import http
 from moebox.core import catalogue
-from moebox.core.endpoint import AUTH_STATUSES, Endpoint
+from moebox.core.endpoint import AUTH_STATUSES, SIMULATION_HEADER, Endpoint
 from moebox.core.verdict import HttpExchange, Mark, Score
 from moebox.detect.stall import ServerStalled
 from moebox.loose import as_object, get_path
@@ -122,6 +122,7 @@ class ServerSession:
         self.notes: list[str] = []  # what was not tried
         self.engine = client.endpoint.engine
         self.sandbox = ""
+        self.is_simulation = False  # its replies say so
         self.token_counter = ""  # the way of counting prompt tokens that worked with this server
 
     @property
@@ -280,6 +281,7 @@ class ServerSession:
     def keep_evidence(self, exchange: HttpExchange) -> HttpExchange:
         """Keep an exchange as evidence of the present probe."""
         self.exchanges.append(exchange)
+        self.is_simulation |= SIMULATION_HEADER in exchange.headers
         self.request_count += 1
         self.on_request()
         return exchange

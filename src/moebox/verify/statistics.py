@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from moebox.core import catalogue
-from moebox.core.verdict import Attribution, Failure, HttpExchange, Mark, Score, wilson_score
+from moebox.core.verdict import Attribution, Failure, HttpExchange, Mark, wilson_score
 from moebox.escape import one_line
 
 FAIL_RATE = 0.03  # a server failure is a fail if its rate is above this with 97.5% confidence and it was seen twice
@@ -80,11 +80,6 @@ def describe_failure(failure: Failure) -> str:
     expected = 100 * failure.rate
     about = "at most 1" if expected < 1 else f"about {expected:.0f}"
     return f"{rate}: {about} of 100 calls would {failure_kind(failure.kind)['means']}{whose}"
-
-
-def format_share(score: Score) -> str:
-    """A score with its interval: "19 of 20 (76-99%)"."""
-    return f"{score.passed} of {score.trials} ({score.low * 100:.0f}-{score.high * 100:.0f}%)"
 
 
 class ModelFailure(str):

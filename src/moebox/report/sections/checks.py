@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from moebox.assess.assessment import Tone
 from moebox.assess.format import join_names, unique_names
-from moebox.core.verdict import CheckVerdict, Mark, Probe, Score
+from moebox.core.verdict import CheckVerdict, Mark, Probe
 from moebox.redact import hide_secrets
 from moebox.report.block import Block, CustomBlock, ReportChart, Section, chart_blocks
 from moebox.report.charts import draw_ranking
@@ -49,22 +49,10 @@ def checks_section(records: Sequence[RunRecord]) -> Section:
 
 def checks_sentence(record: RunRecord) -> str:
     """ "15 of 17 checks passed; warnings: json and tools; vision failed."."""
-    text = record.check_count_text
-    warned, failed = record.warned_names(known=False), record.check_names("fail")
-    if known := record.warned_names(known=True):
-        text += f"; known quirks of the engine: {join_names(known)}"
-    if warned:
-        text += f"; warnings: {join_names(warned)}"
-    if failed:
-        text += f"; {join_names(failed)} failed"
-    return f"{text}."
-
-
-def score_text(score: Score | None) -> str:
-    """ "11 of 12 (95%: 65–99%)"."""
-    if score is None:
-        return ""
-    return f"{score.passed} of {score.trials} (95%: {score.low * 100:.0f}–{score.high * 100:.0f}%)"
+    parts = {"; known quirks of the engine: {}": record.warned_names(known=True)}
+    parts |= {"; warnings: {}": record.warned_names(known=False), "; {} failed": record.check_names("fail")}
+    found = (text.format(join_names(names)) for text, names in parts.items() if names)
+    return f"{record.check_count_text}{''.join(found)}."
 
 
 def check_evidence(check: CheckVerdict) -> list[tuple[str, str]]:
