@@ -23,13 +23,16 @@ def bench_flags(
         same = replace(load, concurrency=0, rate=0.0, requests=0)
         key = (same, bool(load.rate), load.concurrency if load.rate else 0, None if default else load.requests)
         commands.setdefault(key, []).append(load)
-    return [
-        _workload_flags(workload)
-        + _load_flags(group, workload, with_requests=key[-1] is not None)
-        + (["--set", f"warmup={warmup}"] if warmup else [])
-        + (slo_flags(slo, search=search) if slo else [])
-        for key, group in commands.items()
-    ]
+    after = ["--set", f"warmup={warmup}"] if warmup else []
+    after += slo_flags(slo, search=search) if slo else []
+    found = []
+    for (*_, requests), group in commands.items():
+        rates = ",".join(_exact_number(load.rate) for load in group if load.rate)
+        limits = group[:1] if rates or workload.kind == "trace" else group  # an open loop has one
+        streams = ",".join(str(load.concurrency) for load in limits if load.concurrency)
+        words = flag_words({"--rate": rates, "--concurrency": streams, "--requests": requests or ""})
+        found.append(_workload_flags(workload) + words + _sending_flags(group[0]) + after)
+    return found
 
 
 def prefill_decode_flags(tests: Sequence[str], workload: Workload, repeat: int, load: Load = DEFAULT_LOAD) -> list[str]:
@@ -59,15 +62,6 @@ def _workload_flags(work: Workload) -> list[str]:
     if work.kind == "prompts":
         same["reuse_prompts"] = usual.reuse_prompts
     return flags + setting_flags(replace(work, **same), usual, "workload.")  # type: ignore[arg-type]
-
-
-def _load_flags(loads: Sequence[Load], work: Workload, *, with_requests: bool) -> list[str]:
-    first = loads[0]
-    rates = ",".join(_exact_number(load.rate) for load in loads if load.rate)
-    limits = loads[:1] if rates or work.kind == "trace" else loads  # an open loop has one
-    streams = ",".join(str(load.concurrency) for load in limits if load.concurrency)
-    requests = (with_requests and first.requests) or ""
-    return flag_words({"--rate": rates, "--concurrency": streams, "--requests": requests}) + _sending_flags(first)
 
 
 def _sending_flags(load: Load) -> list[str]:
