@@ -7,6 +7,7 @@ _BINARY = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _DECIMAL = {"kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "B": 1}
 _SIZES = {name.lower(): factor for name, factor in {**_DECIMAL, **_BINARY}.items()}
 _SIZES |= {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}  # binary, as in memory tools: 768G of RAM is 768 GiB
+_TIME_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _NUMBER = re.compile(r"\s*(\d+(?:_\d+)*(?:\.\d+)?)\s*([a-zA-Z]*)(/s)?\s*")
 
 
@@ -37,12 +38,12 @@ def parse_tokens(text: str) -> int:
 
 
 def parse_seconds(text: str) -> float:
-    """Parse a time in seconds: "2s", "50ms", "5m", "1h" or a plain number."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(us|ms|s|m|min|h)?\s*", text)
-    if not match:
-        raise ValueError(f"{text!r} is not a time; write it like 2s, 50ms or 5m")
-    factor = {None: 1.0, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-    return float(match.group(1)) * factor[match.group(2)]
+    """Parse a time in seconds: "2s", "50ms", "5m", "1h30m" or a plain number."""
+    part = r"(\d+(?:\.\d+)?)\s*(us|ms|s|min|m|h)\s*"
+    parts = re.sub(r"^\s*(\d+(?:\.\d+)?)\s*$", r"\1s", text)
+    if not re.fullmatch(rf"\s*(?:{part})+", parts):
+        raise ValueError(f"{text!r} is not a time; write it like 2s, 50ms, 5m or 1h30m")
+    return sum(float(amount) * _TIME_UNITS[unit] for amount, unit in re.findall(part, parts))
 
 
 def _scale(value: float, *units: tuple[float, str]) -> str:

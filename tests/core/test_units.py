@@ -51,6 +51,7 @@ def test_contexts_are_binary_and_times_have_units():
     """64k is 65,536 tokens; 50ms is a twentieth of a second."""
     assert units.parse_tokens("64k") == 65_536
     assert units.parse_seconds("50ms") == 0.05
+    assert [*map(units.parse_seconds, ("1h30m", "9m40s", "9 min 40 s", "7"))] == [5400, 580, 580, 7]
     assert units.parse_rate("614GB/s") == 614_000_000_000
 
 
