@@ -48,11 +48,11 @@ def decode(kind: type[T], value: Any, *, where: str) -> T:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as problem:
-        text, hint = explain_mismatch(str(problem), kind)
+        text, hint = explain_mismatch(str(problem), kind, toml=not where.endswith(".json"))
         raise BadInput(f"{where}: {text}", hint=hint) from None
 
 
-def explain_mismatch(text: str, kind: Any) -> tuple[str, str | None]:
+def explain_mismatch(text: str, kind: Any, *, toml: bool) -> tuple[str, str | None]:
     """Return msgspec's message as a sentence that begins with the field, and a hint for a misspelt value."""
     body, _, path = text.partition(" - at `$")
     path = path.removesuffix("`").lstrip(".").replace("[...]", ".NAME")
@@ -61,8 +61,8 @@ def explain_mismatch(text: str, kind: Any) -> tuple[str, str | None]:
             " or ".join(TYPE_WORDS.get(name, (name, ""))[0] for name in names.split(" | ") if name != "null")
             for names in found.groups()
         )
-        hint = TYPE_WORDS.get(found[1].removesuffix(" | null"), ("", ""))[1] if path and "[" not in path else ""
-        hint = hint.format(key=path.rpartition(".")[2], path=path)
+        hint = TYPE_WORDS.get(found[1].removesuffix(" | null"), ("", ""))[1] if toml and path else ""
+        hint = "" if "[" in path else hint.format(key=path.rpartition(".")[2], path=path)
         return f"{path or 'the content'} must be {wanted}, not {given or 'empty'}", hint or None
     if found := re.fullmatch(r"Object missing required field `(.+)`", body):
         return f"{path}{'.' if path else ''}{found[1]} is missing", None

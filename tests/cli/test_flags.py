@@ -134,7 +134,7 @@ def test_a_setting_has_the_type_of_its_field():
         ("parallel.tpp=8", "--set parallel.tpp: there is no such setting\n\nhint: did you mean parallel.tp"),
         ("paralel.tp=8", "there is no such setting\n\nhint: did you mean parallel.tp"),
         ("context", "--set 'context' is not a setting\n\nhint: write it like --set context=64k"),
-        ("context=long", "--set context=long: 'long' is not a token count"),
+        ("context=long", "--set context=long: write a whole number from 0 on"),
         ("vision=perhaps", "--set vision=perhaps: write true or false"),
         ("memory_utilization=much", "--set memory_utilization=much: write a number"),
         ("runtime.kind=dokcer", "unknown value of --set runtime.kind: 'dokcer'\n\nhint: did you mean docker"),

@@ -35,7 +35,10 @@ def find_endpoint(
             target = f"http://{recipe.listen.host}:{recipe.listen.port}"
             model, key_env = model or recipe.served_name, key_env or recipe.listen.key_env
     if not is_url(target):
-        found = state.find_instance(target or None)
+        try:
+            found = state.find_instance(target or None)
+        except UnknownName as problem:
+            raise BadInput(f"{target!r} is not a URL, a recipe file or a running engine", hint=problem.hint) from None
         log = str(Path(found.run) / "engine.log")
         target, engine = found.base_url, found.engine
         model, key_env = model or found.model, key_env or found.key_env

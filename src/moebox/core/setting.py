@@ -41,11 +41,14 @@ def apply_settings(base: T, texts: Sequence[str]) -> T:
     return base
 
 
-def split_settings(base: T, texts: Sequence[str]) -> tuple[T, list[str]]:
-    """Apply the settings whose first word is a field of `base`; return it and the other settings."""
-    names = {field.name for field in dataclasses.fields(base)}  # type: ignore[arg-type]
-    own = [text for text in texts if split_setting(text)[0].partition(".")[0] in names]
-    return apply_settings(base, own), [text for text in texts if text not in own]
+def split_settings(base: T, texts: Sequence[str], known: Sequence[str] = ()) -> tuple[T, list[str]]:
+    """Apply the settings whose first word is a field of `base`; return it and the others, which are in `known`."""
+    names = [field.name for field in dataclasses.fields(base)]  # type: ignore[arg-type]
+    others = [text for text in texts if split_setting(text)[0].partition(".")[0] not in names]
+    wrong = ", ".join(sorted({split_setting(text)[0] for text in others} - {*known}))
+    hint = suggest_names(wrong, [*names, *known])
+    refuse_if(known and wrong, f"--set {wrong}: there is no such setting", hint=hint)
+    return apply_settings(base, [text for text in texts if text not in others]), others
 
 
 def setting_flags(value: Any, usual: Any, above: str = "") -> list[str]:
@@ -128,10 +131,11 @@ def parse_text(kind: Any, text: str, shown: str) -> Any:
             return parse_seconds(text) if shown.endswith("_s") else float(text)
         if origin is dict:
             return dict(json.loads(text))
-    except (ValueError, KeyError, TypeError, RecursionError) as problem:
+    except (ValueError, KeyError, TypeError, RecursionError):
         number = "write a time, such as 30s or 5m" if shown.endswith("_s") else "write a number"
         words = {bool: "write true or false", float: number, dict: "write a JSON object"}
-        raise BadInput(f"{shown}={text}: {words.get(origin or kind) or problem}") from None
+        words[int] = "write a whole number from 0 on, such as 8 or 64k"
+        raise BadInput(f"{shown}={text}: {words[origin or kind]}") from None
     if kind in (str, Path):
         return kind(text)
     try:  # a value of several types, such as an engine's flag: what is JSON for the engine stays as it is

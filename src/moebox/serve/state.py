@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from moebox import codec, files
-from moebox.errors import BadInput, ExternalError, refuse_if, suggest_names
+from moebox.errors import BadInput, ExternalError, UnknownName, refuse_if, suggest_names
 from moebox.serve.guard import MARK, GuardState
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def find_instance(name: str | None) -> Instance:
         matching = matching or [each for each in known if name == each.recipe or each.id.startswith(name)]
         if not matching:
             hint = suggest_names(name, [instance.id for instance in known]) if known else "nothing is running"
-            raise BadInput(f"no engine called {name!r}", hint=hint)
+            raise UnknownName("engine", name, (), hint=hint)
     live = [instance for instance in matching if instance.is_alive]
     found = live or matching
     if len(found) > 1:
