@@ -78,7 +78,9 @@ def up(
         deployment = deployment.with_recipe(deployment.recipe.with_port(port))
     refuse_if(not slurm and chosen.slurm != SlurmJob(), "slurm.partition, account and time_limit need --slurm")
     refuse_if(not where.is_given and chosen.nodes != NodePrograms(), "nodes.python needs --hosts or --slurm")
-    where.check_node_count(deployment.recipe.name, deployment.recipe.parallel.nodes)
+    refuse_if(slurm and hosts, "--hosts and --slurm are two ways to name nodes; give one")
+    alone, hint = where.is_given and deployment.recipe.parallel.nodes < 2, "plan it for several: --box 2x8x-h200"
+    refuse_if(alone, f"{deployment.recipe.name} runs on one node", hint=hint)
     misfit = None if force else recipes.find_recipe_misfit(deployment)
     problems, listen = known_problems(deployment), deployment.recipe.listen
     if dry_run:

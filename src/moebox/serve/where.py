@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from moebox.errors import refuse_if
-
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmJob:
@@ -54,12 +52,6 @@ class NodeSelection:
     @property
     def python(self) -> str:
         return self.settings.nodes.python
-
-    def check_node_count(self, name: str, count: int) -> None:
-        """Raise BadInput if nodes are named in two ways, or if the recipe runs on one node."""
-        refuse_if(self.slurm and self.hosts, "--hosts and --slurm are two ways to name nodes; give one")
-        hint = "plan it for a box of several: --box 2x8x-h200"
-        refuse_if(self.is_given and count < 2, f"{name} runs on one node", hint=hint)
 
     @property
     def is_given(self) -> bool:

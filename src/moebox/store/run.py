@@ -186,11 +186,6 @@ class Run:
             self._count_loss(name, problem)
         return path
 
-    def remove_partial_files(self) -> None:
-        """Remove unfinished files of killed writers; only while holding the lock."""
-        for half in self.path.rglob(".*.part"):
-            half.unlink(missing_ok=True)
-
     def write_json(self, name: str, value: Any) -> Path:
         """Write a value as JSON; NaN becomes null."""
         return self.write_file(name, codec.to_json(journal.replace_nonfinite(codec.to_plain(value))))
