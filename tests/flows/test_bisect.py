@@ -20,6 +20,7 @@ from moebox.flows.bisect import Bisection, issue_text, list_candidates
 from moebox.flows.upgrade import Judges, UpgradeEffort, parse_judges
 from moebox.serve import installs
 from moebox.store import Run
+from tests.driving import call_main
 from tests.embedded import phantom_recipe
 from tests.engines.test_toy import Install, installed  # noqa: F401  (a fixture)
 from tests.versions import needs_cmake, needs_pip, write_tree, write_wheel
@@ -100,7 +101,10 @@ def test_only_the_load_at_which_the_bad_end_is_slower_is_measured(
     monkeypatch.setattr(bisect, "with_engine", install)
     versions, box = [f"llama.cpp=={number}" for number in range(1, 10)], load_box("8x-h200")
     judges = parse_judges("speed")
-    found = bisect.bisect_versions("ph", phantom_recipe(name="ph"), versions, judges, tree="", box=box, notify=print)
+    recipe = phantom_recipe(name="ph")
+    state = bisect.plan_bisection(recipe, versions, judges, tree="", box=box)
+    run, state = bisect.open_journal(state)
+    found = bisect.bisect_versions("ph", recipe, run, state, box=box, notify=print)
     assert found.first_bad == "llama.cpp==7"
     assert efforts[0] == ((1, 4), True)
     assert set(efforts[1:]) == {asked}
@@ -129,6 +133,7 @@ def test_a_good_end_that_does_not_run_is_no_result(
         "llama.cpp==2",
         "--by",
         "alive",
+        "--yes",
     ]
     for _ in range(2):
         assert main(words) == 1
@@ -149,7 +154,12 @@ def test_commits_are_bisected_and_reported(tmp_path: Path, capsys: pytest.Captur
     path = tmp_path / "ph.toml"
     path.write_text(codec.to_toml(recipe))
     words = ["upgrade", "bisect", str(path), "llama.cpp@b1", "llama.cpp@b4", "--source", str(tree), "--by", "soak"]
-    assert main(words) == 0
+    assert call_main(*words, stdin="n\n").code == 1
+    asked = call_main(*words)
+    assert (asked.code, "install up to 4 of 4 versions of llama.cpp, about 1.0 GB each" in asked.err) == (2, True)
+    assert "`--yes` confirms in advance" in asked.err
+    assert installs.list_installs() == []
+    assert main([*words, "--yes"]) == 0
     text = capsys.readouterr().out
     assert "server: change 3" in text
     assert "under load" in text
@@ -164,8 +174,22 @@ def test_a_bad_end_that_is_good_is_one_line(tmp_path: Path, capsys: pytest.Captu
     path = tmp_path / "ph.toml"
     path.write_text(codec.to_toml(dataclasses.replace(phantom_recipe(name="ph", max_seqs=4), runtime=Runtime())))
     words = ["llama.cpp@b1", "llama.cpp@b2", "--source", str(tmp_path / "tree"), "--by", "alive"]
-    assert main(["upgrade", "bisect", str(path), *words]) == 1
+    assert main(["upgrade", "bisect", str(path), *words, "--yes"]) == 1
     assert "llama.cpp@b2 is as good as llama.cpp@b1" in capsys.readouterr().err
+    assert main(["runs"]) == 0
+    assert "failed in upgrade" in capsys.readouterr().out
+    assert main(["runs", "show"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "upgrade failed: llama.cpp@b2 is as good as llama.cpp@b1" in shown
+    assert f"next moebox upgrade bisect {path} llama.cpp@b1" in shown
+
+
+def test_nothing_is_installed_where_the_engine_cannot_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """Versions of vLLM take gigabytes, and a machine without a GPU could judge none of them."""
+    if load_box().gpus:
+        pytest.skip("this machine has a GPU")
+    assert main(["upgrade", "bisect", "kimi-k26-vllm", "vllm==0.28.0", "vllm==0.32.0", "--yes"]) == 3
+    assert capsys.readouterr().err.startswith("error: vLLM needs a GPU; nothing is installed\n")
 
 
 @needs_pip

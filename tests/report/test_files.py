@@ -163,7 +163,7 @@ def test_deleting_asks_and_needs_a_reply(
     output = capsys.readouterr()
     assert run.path.exists() == (code != 0)
     assert ("--yes" in output.err) == (code == 2)
-    assert "[y/N]" in output.out
+    assert "[y/N]" in output.err
 
 
 def test_no_way_to_make_a_pdf_is_one_clear_line(

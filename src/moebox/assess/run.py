@@ -191,8 +191,9 @@ def next_cell(record: RunRecord, *, serving: bool = False) -> AssessmentCell:
         return command_cell(f"moebox verify {path}{_only_flag(record, failed)}", "with the engine up", link="checks")
     if failures := failed_requests_text(record):
         return command_cell(f"moebox doctor logs {shlex.quote(str(record.path))}", failures, link="performance")
-    if workaround := quirk_workaround(record):
-        return AssessmentCell(name="next", text=workaround, detail="the workaround for a known quirk", link="checks")
+    if quirks := [text for check in record.failed_checks for text in check.quirks]:
+        text = {quirk.text: quirk.client for quirk in all_quirks()}.get(quirks[0]) or quirks[0]
+        return AssessmentCell(name="next", text=text, detail="the workaround for a known quirk", link="checks")
     if repeat := repeat_command(record, shlex.split(path)):
         return command_cell(repeat[0] if serving else f"moebox run --recipe {path}", repeat[1], link="performance")
     if slow := slowest_figure(record):
@@ -218,13 +219,6 @@ def failed_requests_text(record: RunRecord) -> str:
         errors.update(load.measurement.errors if load.measurement else {})
     text = count_phrase(failed_requests(record), "request", "failed")
     return f"{text}: {errors.most_common(1)[0][0]}" if text and errors else text
-
-
-def quirk_workaround(record: RunRecord) -> str:
-    """What clients can do about the quirk that a failed check shows; "" if there is none."""
-    advice = {quirk.text: quirk.client for quirk in all_quirks()}
-    texts = [text for check in record.failed_checks for text in check.quirks]
-    return next((advice.get(text, text) for text in texts), "")
 
 
 def repeat_command(record: RunRecord, target: Sequence[str]) -> tuple[str, str] | None:
@@ -307,7 +301,7 @@ def failure_cells(record: RunRecord, failure: RunFailure) -> tuple[AssessmentCel
         if command := _COMMAND.search(text):
             detail = "" if text.strip() == command[0] else text
             return (*answers, AssessmentCell(name="next", text=command[1], command=True, detail=detail))
-    again = f"moebox run --resume {shlex.quote(record.id)}"
+    again = f"moebox {record.resume_command}"
     if failure.step == "plan" and record.requested_model:  # the same plan would fail again
         option = _OPTION.match(failure.hint)
         again = f"moebox plan {shlex.quote(record.requested_model)}{f' {option[1]}' if option else ''}"

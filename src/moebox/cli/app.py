@@ -35,7 +35,7 @@ def call_command(words: list[str]) -> int:
         more = {"json": own != words} if "json" in others else {}
         if own != words and not more:  # refused if the command has no such flag
             command, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
-        with signals_as_interrupt(words):
+        with signals_as_interrupt(own):
             code = command(*bound.args, **bound.kwargs, **more)
     except CycloptsError as problem:
         refuse_removed_flags(words)

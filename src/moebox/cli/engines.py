@@ -5,9 +5,9 @@ They are listed, installed and removed; another one, or a setting, is tried, swi
 
 import contextlib
 import dataclasses
-import functools
 import random
 import re
+import shlex
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -16,15 +16,15 @@ from moebox import codec
 from moebox.cli import flags
 from moebox.cli.display import make_table
 from moebox.cli.flags import AsJson
-from moebox.cli.output import print_lines, print_note, print_parts, print_result
+from moebox.cli.output import confirm, print_lines, print_note, print_parts, print_result
 from moebox.cli.ps import restore_interrupted
-from moebox.cli.signals import interrupt_message
+from moebox.cli.signals import WORDS, interrupt_message
 from moebox.core.engine_source import parse_source
 from moebox.core.recipe import Recipe
 from moebox.core.versions import same_version
-from moebox.errors import BadInput, refuse_if
+from moebox.errors import BadInput, ExternalError, refuse_if
 from moebox.serve import installs
-from moebox.units import format_gb
+from moebox.units import format_gb, plural
 
 RecipeName = Annotated[str, Parameter(help="A recipe file or name.")]
 Change = Annotated[
@@ -34,6 +34,7 @@ By = Annotated[
     str, Parameter(help="Judge by these alone: checks or their names, soak, answers, quality=0.02, speed=5%.")
 ]
 Tree = Annotated[str, Parameter(help="Folder or git repository of builds. Default: that of the last build.")]
+Yes = Annotated[bool, Parameter(name=["--yes", "-y"], negative=())]
 HEADS = ("engine", "kind", "size", "where", "used by")
 
 
@@ -139,7 +140,15 @@ def rollback(recipe: str = "", *, json: AsJson = False) -> int:
 
 
 def bisect(
-    recipe: RecipeName, good: str, bad: str, by: By = "", source: Tree = "", between: str = "", *, json: AsJson = False
+    recipe: RecipeName,
+    good: str,
+    bad: str,
+    by: By = "",
+    source: Tree = "",
+    between: str = "",
+    *,
+    yes: Yes = False,
+    json: AsJson = False,
 ) -> int:
     """Find the first bad version between a good and a bad one; the same command resumes.
 
@@ -147,18 +156,23 @@ def bisect(
         good: ENGINE==VERSION, ENGINE@BUILD or an image.
         bad: The same of a later version.
         between: The versions in between, oldest first, joined by commas. Default: commits, or releases in the index.
+        yes: Install versions without a question.
     """
     from moebox import detect
     from moebox.flows import recipes
-    from moebox.flows.bisect import bisect_versions, issue_text
+    from moebox.flows.bisect import bisect_versions, issue_text, open_journal, plan_bisection, planned_installs
     from moebox.flows.upgrade import parse_judges
 
     restore_interrupted()
-    judges, old = parse_judges(by), recipes.load_recipe(recipe)
-    names = flags.split_names(between)
-    with interrupt_message("the same command goes on with this bisection"):
-        versions, box = (good, *names, bad), detect.load_box()
-        found = bisect_versions(recipe, old, versions, judges, tree=source, box=box, notify=print_note)
+    judges, old, box = parse_judges(by), recipes.load_recipe(recipe), detect.load_box()
+    state = plan_bisection(old, (good, *flags.split_names(between), bad), judges, tree=source, box=box)
+    if (wanted := planned_installs(state)) and not yes and not confirm(f"install {wanted}?"):
+        print_note("nothing is installed")
+        return 1
+    run, state = open_journal(state)
+    print_note(f"run: {run.path}; {plural(len(state.candidates), 'version')}")
+    with interrupt_message("the same command goes on with this bisection", [run]):
+        found = bisect_versions(recipe, old, run, state, box=box, notify=print_note)
     issue = issue_text(found)
     return print_result(json, {**codec.to_plain(found), "issue": issue}, lambda: print_lines([issue]))
 
@@ -176,31 +190,30 @@ def _try(named: str, to: str, by: str, source: str, *, switch_to_it: bool, json:
     restore_interrupted()
     judges, old, box = parse_judges(by), recipes.load_recipe(named), detect.load_box()
     require_engine(deploy(old))
-
-    @functools.cache
-    def begin_run() -> Run:  # with the first news, so that bad arguments leave no folder
-        run = Run.create(f"upgrade-{old.name}")
-        print_note(f"run: {run.path}")
-        return run
+    if problem := deploy(old).engine.hardware_problem(box.gpus, deploy(old).model):
+        raise ExternalError(f"{problem}; nothing is installed", hint="the machine that serves the recipe can try it")
+    begun: list[Run] = []  # with the first news, so that bad arguments leave no folder
 
     def notify(text: str) -> None:
-        begin_run().add_event(UpgradeStep(recipe=named, to=to, text=text))
+        if not begun:
+            begun.append(Run.create(f"upgrade-{old.name}"))
+            print_note(f"run: {begun[0].path}")
+        begun[0].add_event(UpgradeStep(recipe=named, to=to, text=text, command=shlex.join(WORDS.get())))
         print_note(text)
 
-    new, names = upgrade_recipe(old, flags.split_names(to), tree=source, notify=notify)
-    require_engine(deploy(new))
-    run = begin_run()
     usual = UpgradeEffort(judges=judges)
     effort = dataclasses.replace(usual, compare=dataclasses.replace(usual.compare, seed=random.randrange(10**6)))
-    with (
-        interrupt_message(f"the old endpoint is what runs; results so far are in {run.path}"),
-        switch.paused_endpoint(named, old, new, run) as journal,
-    ):
-        result = try_upgrade(old, new, names, run, effort, box, notify)
-        good = result.outcome in ("keep", "no difference")
-        applied = switch_to_it and good
-        if applied:
-            switch.apply_switch(journal)
+    with interrupt_message("the old version is what runs; the same command tries the new one anew", begun):
+        new, names = upgrade_recipe(old, flags.split_names(to), tree=source, notify=notify)
+        require_engine(deploy(new))
+        notify(f"{names[0]} → {names[1]}")
+        run = begun[0]
+        with switch.paused_endpoint(named, old, new, run) as journal:
+            result = try_upgrade(old, new, names, run, effort, box, notify)
+            good = result.outcome in ("keep", "no difference")
+            applied = switch_to_it and good
+            if applied:
+                switch.apply_switch(journal)
     result = dataclasses.replace(result, applied=applied, recipe=new)
     run.write_json(UPGRADE_FILE, result)
     document = {**codec.to_plain(result), "headline": result.headline, "run": str(run.path)}

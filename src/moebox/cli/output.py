@@ -87,7 +87,7 @@ def check_writable(path: Path | None, *, shown_as: Path | None = None, hint: str
 def confirm(question: str) -> bool:
     """Ask the user a yes-or-no question; BadInput if standard input is closed."""
     try:
-        reply = stdout_console().input(f"{question} [y/N] ", markup=False)
+        reply = stderr_console().input(f"{question} [y/N] ", markup=False)
     except EOFError:
         raise BadInput(f"{question} No answer", hint="`--yes` confirms in advance") from None
     return reply.strip().lower() in ("y", "yes")

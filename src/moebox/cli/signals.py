@@ -4,16 +4,20 @@ SIGTERM and SIGHUP end the long commands in order, as Ctrl-C does: results are k
 """
 
 import contextlib
+import shlex
 import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any
 
-from moebox.errors import is_interrupt
+from moebox.errors import MoeboxError, is_interrupt
 
 # Commands that stop what they started and keep their results when they are interrupted.
 MEASURING = ("run", "climb", "tune", "bench", "verify", "compare", "task", "rehearse", "fleet", "upgrade")
 LONG_COMMANDS = (*MEASURING, "up", "engines", "fetch")
+WORDS: ContextVar[Sequence[str]] = ContextVar("WORDS", default=())  # of the command that runs
 REPEAT_S = 0.05  # until an interrupt that Python dropped is raised again; a callback is over by then
 
 
@@ -24,6 +28,7 @@ def signals_as_interrupt(words: Sequence[str]) -> Iterator[None]:
     Python drops an exception that a signal handler raises in a finalizer or weakref callback. The timer then raises it
     again, outside of the callback. A signal that is ignored (nohup) stays ignored. Only the main thread has handlers.
     """
+    WORDS.set(words)
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -51,11 +56,23 @@ def signals_as_interrupt(words: Sequence[str]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def interrupt_message(text: str) -> Iterator[None]:
-    """End an interrupted command with a line about what was kept or how to resume."""
+def interrupt_message(text: str, runs: Sequence[Any] = ()) -> Iterator[None]:
+    """End an interrupted command with a line about what was kept or how to resume; its `runs` record early ends."""
     try:
         yield
+    except MoeboxError as problem:
+        record_end(runs, message=problem.message, hint=problem.hint or "")
+        raise
     except (KeyboardInterrupt, RuntimeError) as problem:
         if not is_interrupt(problem):
             raise
+        record_end(runs)
         raise KeyboardInterrupt(text) from problem
+
+
+def record_end(runs: Sequence[Any], **reason: str) -> None:
+    from moebox.core.event import CommandEnded
+
+    command = shlex.join(WORDS.get())
+    for run in runs:
+        run.add_event(CommandEnded(step=command.partition(" ")[0], command=command, **reason), sync=True)

@@ -90,7 +90,8 @@ def verify(
     output.check_writable(junit)
     endpoint = find_endpoint(target, model=model, key_env=key_env)
     kept = open_run(run, endpoint) if run else create_run("verify", endpoint)
-    with interrupt_message(f"the finished checks are in {kept.path}"), VerifyView(kept.path, quiet=json) as view:
+    text, view = f"the finished checks are in {kept.path}", VerifyView(kept.path, quiet=json)
+    with interrupt_message(text, [kept]), view:
         results = api.verify(
             endpoint,
             options=options,
@@ -219,7 +220,7 @@ def quality(
     own_text = read_user_text(text) if text else None
     endpoint = find_endpoint(target, model=model, key_env=key_env)
     run = create_run("quality", endpoint)
-    with interrupt_message("nothing was kept"), stderr_console().status("scoring …") as status:
+    with interrupt_message("nothing was kept", [run]), stderr_console().status("scoring …") as status:
         result, content = api.quality(
             endpoint,
             references=references,

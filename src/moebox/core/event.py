@@ -56,6 +56,15 @@ class JournalLost(Event, tag="journal.lost", frozen=True):
     files: dict[str, int] = field(default_factory=dict)
 
 
+class CommandEnded(Event, tag="command.ended", frozen=True):
+    """A command ended early: it failed for the reason in `message`, or was interrupted if there is none."""
+
+    step: str = ""  # the first word of the command
+    command: str = ""  # all of them, without "moebox"
+    message: str = ""
+    hint: str = ""
+
+
 # `moebox run`: its steps.
 
 
@@ -273,6 +282,7 @@ class UpgradeStep(Event, tag="upgrade.step", frozen=True):
     recipe: str = ""
     to: str = ""
     text: str = ""
+    command: str = ""  # its words, without "moebox"
 
 
 class ClimbStep(Event, frozen=True):

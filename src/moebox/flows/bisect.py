@@ -6,6 +6,7 @@ unlucky measurement does not point at the wrong version. The same command goes o
 """
 
 import contextlib
+import math
 import random
 import re
 import subprocess
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from moebox import codec, files
+from moebox.checkpoint import deploy
 from moebox.core import registry
 from moebox.core.box import Box
 from moebox.core.engine_source import EngineSource, parse_source
@@ -25,9 +27,10 @@ from moebox.errors import AnswerIsNo, BadInput, ExternalError, MoeboxError, refu
 from moebox.flows.switch import paused_endpoint
 from moebox.flows.upgrade import Judges, UpgradeEffort, try_upgrade, with_engine
 from moebox.serve import installs
-from moebox.serve.install import pip_environment
+from moebox.serve.install import disk_bytes, pip_environment
 from moebox.serve.watch import Notify
 from moebox.store import Run, runs_dir
+from moebox.units import format_gb, plural
 
 VersionMark = Literal["good", "bad", "skip"]
 JOURNAL = "bisect.json"
@@ -49,6 +52,7 @@ class Bisection:
     suspects: tuple[str, ...] = ()  # the first bad one, and those before it that were skipped
     changes: tuple[str, ...] = ()
     run: str = ""
+    tree: str = ""  # of builds
 
     def mark_of(self, version: str) -> VersionMark | None:
         """The judgement of most trials, None if there is none or they are equal."""
@@ -80,10 +84,8 @@ class Bisection:
         return ""
 
 
-def bisect_versions(
-    named: str, recipe: Recipe, versions: Sequence[str], judges: Judges, *, tree: str, box: Box, notify: Notify
-) -> Bisection:
-    """Find the first bad version between two, or of a list. Raise AnswerIsNo if the good end is bad or the bad good."""
+def plan_bisection(recipe: Recipe, versions: Sequence[str], judges: Judges, *, tree: str, box: Box) -> Bisection:
+    """List the candidates between two versions, or of a list; nothing is installed or written yet."""
     ends, between = (versions[0], versions[-1]), versions[1:-1]
     sources = list(map(parse_source, ends))
     builds = [each.source for each in installs.list_installs() if each.engine == sources[0].engine and each.source]
@@ -92,12 +94,28 @@ def bisect_versions(
     refuse_if(ends[0] == ends[1], f"{ends[0]} is both the good and the bad version", hint="good comes first")
     text = f"{ends[0]}: the recipe runs {recipe.engine}"
     refuse_if(sources[0].engine != recipe.engine, text, hint="name its versions")
+    if problem := deploy(recipe).engine.hardware_problem(box.gpus, deploy(recipe).model):
+        raise ExternalError(f"{problem}; nothing is installed", hint="the machine that serves the recipe can try it")
     candidates = tuple(list_candidates(sources[0], sources[1], between, tree))
-    state = Bisection(recipe=recipe.name, good=ends[0], bad=ends[1], judges=judges, candidates=candidates)
-    run, state = _open_journal(state)
-    notify(f"run: {run.path}; {len(candidates)} versions")
+    return Bisection(recipe=recipe.name, good=ends[0], bad=ends[1], judges=judges, candidates=candidates, tree=tree)
+
+
+def planned_installs(state: Bisection) -> str:
+    """How many versions have to be installed, and how large they are; "" if all are there."""
+    sources = [*map(parse_source, state.candidates)]
+    missing = [each for each in sources if not installs.find_install(each.engine, each.version, (each.kind,))]
+    if not missing:
+        return ""
+    most, size = min(len(missing), math.ceil(math.log2(len(sources))) + 3), disk_bytes(missing[0])
+    about = f", about {format_gb(size)} each" * bool(size)
+    return f"up to {most} of {plural(len(missing), 'version')} of {missing[0].engine}{about}, one after the other"
+
+
+def bisect_versions(named: str, recipe: Recipe, run: Run, state: Bisection, *, box: Box, notify: Notify) -> Bisection:
+    """Find the first bad version. Raise AnswerIsNo if the good end is bad or the bad good."""
+    candidates, tree = state.candidates, state.tree
     before = {each.name for each in installs.list_installs()}
-    effort = UpgradeEffort(judges=judges)
+    effort = UpgradeEffort(judges=state.judges)
 
     def install(version: str) -> Recipe:
         return with_engine(recipe, parse_source(version), tree=tree, notify=lambda text: None)
@@ -141,7 +159,7 @@ def bisect_versions(
             refuse_ends(state)
     low, high = state.ends
     suspects = changes = candidates[low + 1 : high + 1]
-    if sources[0].kind == "build":
+    if parse_source(state.good).kind == "build":
         commits = "..".join(parse_source(candidates[place]).version for place in (low, high))
         changes = tuple(_run_git(tree, "log", "--oneline", "--no-decorate", commits).splitlines()) or changes
     state = replace(state, first_bad=candidates[high], suspects=suspects, changes=changes)
@@ -197,7 +215,7 @@ def _run_git(tree: str, *words: str) -> str:
     return done.stdout
 
 
-def _open_journal(state: Bisection) -> tuple[Run, Bisection]:
+def open_journal(state: Bisection) -> tuple[Run, Bisection]:
     """The unfinished bisection of the same versions, or a new one."""
     for folder in sorted(runs_dir().glob(f"*-bisect-{state.recipe}-*"), reverse=True):
         with contextlib.suppress(BadInput, OSError, AnswerIsNo):

@@ -107,12 +107,12 @@ def log_problems(entries: Sequence[JournalEntry], attempts: Sequence[LaunchAttem
 
 
 def find_failure(
-    pipeline: Pipeline, attempts: Sequence[LaunchAttempt], problems: Sequence[LogProblem], climb_failure: str
+    pipeline: Pipeline, attempts: Sequence[LaunchAttempt], problems: Sequence[LogProblem], last: events.CommandEnded
 ) -> RunFailure | None:
     """Why the run ended early, with the gravest problem of the log, or None if it did not.
 
     A run with a pipeline failed if a step failed: it goes on after a boot that failed. Other runs failed if their last
-    launch did, or if their climb found no recipe to keep.
+    launch did, or if their `last` command ended with an error.
     """
     step = next((step for step in pipeline.steps if step.state == "failed"), None)
     launch = attempts[-1] if attempts and attempts[-1].outcome == "FAILED" else None
@@ -120,8 +120,8 @@ def find_failure(
         failure = RunFailure(step=step.name, message=hide_secrets(step.why), hint=hide_secrets(step.hint))
     elif launch and not pipeline.steps:
         failure = RunFailure(step="up", message="")
-    elif climb_failure and not pipeline.steps:
-        return RunFailure(step="climb", message=hide_secrets(climb_failure))
+    elif last.message:
+        return RunFailure(step=last.step, message=hide_secrets(last.message), hint=hide_secrets(last.hint))
     else:
         return None
     open_problems = [problem for problem in problems if not problem.is_fixed]
@@ -175,6 +175,19 @@ def events_of(entries: Sequence[JournalEntry], kind: type[E]) -> list[E]:
     return [entry.event for entry in entries if isinstance(entry.event, kind)]
 
 
+def early_end(entries: Sequence[JournalEntry], pipeline: Pipeline, has_best: bool) -> events.CommandEnded:
+    """Return how the last command ended early; one without words if it did not, or the run has a result."""
+    last = [] if pipeline.steps or has_best else events_of(entries[-1:], events.CommandEnded)
+    return last[0] if last else events.CommandEnded()
+
+
+def resume_command(run: str, climb: str, upgrade: events.UpgradeStep | None, last: events.CommandEnded) -> str:
+    """Return the command that goes on with a run, or does the same again, without "moebox"."""
+    if upgrade:  # old journals have no command
+        return upgrade.command or f"upgrade {shlex.quote(upgrade.recipe)} {shlex.quote(upgrade.to)}"
+    return f"{climb or 'run'} --resume {shlex.quote(run)}" if climb or not last.command else last.command
+
+
 def unfinished_step(pipeline: Pipeline, entries: Sequence[JournalEntry]) -> str:
     """Return the step of `moebox run` that began and did not end; until 0.1 only the journal named it."""
     running = [step.name for step in pipeline.steps if step.state == "running"]
@@ -186,11 +199,11 @@ def unfinished_step(pipeline: Pipeline, entries: Sequence[JournalEntry]) -> str:
 
 def unfinished_checks(step: str, entries: Sequence[JournalEntry]) -> tuple[str, ...] | None:
     """Return the checks of a verification that has no end, or None. They are () if it does not name them."""
-    if step == "verify":
-        return ()
     newest = (entry.event for entry in reversed(entries))
     last = next((each for each in newest if isinstance(each, events.VerifyBegan | events.VerifyEnded)), None)
-    return last.checks if isinstance(last, events.VerifyBegan) else None
+    if isinstance(last, events.VerifyBegan):
+        return last.checks
+    return () if step == "verify" else None
 
 
 def phases(entries: Sequence[JournalEntry], pipeline: Pipeline) -> list[tuple[str, float, float]]:

@@ -6,7 +6,6 @@ climb table of an imported run are read leniently.
 """
 
 import calendar
-import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from moebox.core.upgrade_result import UPGRADE_FILE, UpgradeResult
 from moebox.core.verdict import CheckResults, CheckVerdict, Gain, Mark
 from moebox.errors import BadInput
 from moebox.escape import one_line
-from moebox.loose import Json, as_object, get_number, get_objects, get_text, is_true
+from moebox.loose import Json, get_number, get_objects, get_text, is_true
 from moebox.quality.measure import RESULT_FILE, QualityResult
 from moebox.quality.reference import FILE_NAME
 from moebox.redact import hide_secrets
@@ -150,16 +149,19 @@ class FolderReader:
                 check = self.decode(CheckVerdict, row, name)
                 if check:
                     newest[check.name] = check
-        document = self.load("verify.json")
-        if not isinstance(document, dict):
-            return list(newest.values()), None
-        own_fields = {name: value for name, value in document.items() if name != "verdict"}  # which is computed
-        results = self.decode(CheckResults, own_fields, "verify.json")
+        results = self.read_results()
         if not results:
             return list(newest.values()), None
         if not newest:
             return list(results.rungs), None
         return list(newest.values()), summed_check(results, newest)
+
+    def read_results(self) -> CheckResults | None:
+        document = self.load("verify.json")
+        if not isinstance(document, dict):
+            return None
+        own_fields = {name: value for name, value in document.items() if name != "verdict"}  # which is computed
+        return self.decode(CheckResults, own_fields, "verify.json")
 
     def read_kernels(self) -> list[KernelFindings]:
         document = self.load("kernels.json")
@@ -230,7 +232,9 @@ def read_run(run: Run) -> RunRecord:
     tasks = reader.read(TaskRun, "tasks.json")
     locked, step = run.is_locked, history.unfinished_step(pipeline, entries)
     climb_began = next((event.command for event in history.events_of(entries, ClimbBegan)), "")
-    climb_ended = is_true(climb, "ended") or (run.path / "best.toml").exists()
+    has_best = (run.path / "best.toml").exists()
+    climb_ended = is_true(climb, "ended") or has_best
+    last = history.early_end(entries, pipeline, has_best)
     if not step and climb_began and not climb_ended:
         step = climb_began
     upgrade = next(iter(history.events_of(entries, UpgradeStep)), None)
@@ -238,11 +242,10 @@ def read_run(run: Run) -> RunRecord:
     result = reader.read(UpgradeResult, UPGRADE_FILE)
     if upgrade and not result:
         step = "upgrade"
+    step = "" if last.message else step or last.step
     server = last_server(entries, tasks)
     left_in, unanswered = bench_end(server, loads)
     step = step or ("" if recipe else left_in)
-    found_nothing = bool(climb_began) and is_true(climb, "ended") and as_object(climb).get("best") is None
-    climb_failure = steps[0].why if found_nothing and steps else ""
     attempts = history.launch_attempts(entries, live=locked)
     problems = history.log_problems(entries, attempts)
     facts = history.reported_facts(entries)
@@ -259,9 +262,7 @@ def read_run(run: Run) -> RunRecord:
         ended=max(times, default=0.0),
         locked=locked,
         open_step=step,
-        resume_command=f"upgrade {shlex.quote(upgrade.recipe)} {shlex.quote(upgrade.to)}"
-        if upgrade
-        else f"{climb_began if climb_began and not pipeline.steps else 'run'} --resume {shlex.quote(run.id)}",
+        resume_command=history.resume_command(run.id, climb_began if not pipeline.steps else "", upgrade, last),
         upgrade=result,
         simulation=simulation,
         box=box,
@@ -284,7 +285,7 @@ def read_run(run: Run) -> RunRecord:
         climb_steps=tuple(steps),
         climb_source="; ".join(dict.fromkeys(filter(None, sources))),
         problems=tuple(problems),
-        failure=history.find_failure(pipeline, attempts, problems, climb_failure) or unanswered,
+        failure=history.find_failure(pipeline, attempts, problems, last) or unanswered,
         kernels=tuple(reader.read_kernels()),
         tasks=tasks,
         quality=reader.read(QualityResult, RESULT_FILE),

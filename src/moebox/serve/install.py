@@ -68,12 +68,17 @@ def install_engine(source: EngineSource, *, tree: str = "", notify: Notify = lam
     return found
 
 
-def require_disk(source: EngineSource, notify: Notify) -> None:
-    """Raise ExternalError if the disk does not hold another version, by the size of one that is installed or known."""
+def disk_bytes(source: EngineSource) -> int:
+    """The size of another version, by one that is installed or by the table; 0 if it is not known."""
     name = {"package": "environment", "build": "build", "image": "image"}[source.kind]
     known = int(load_table("installs").get(source.engine, {}).get(name, 0))
     same = [each for each in installs.list_installs() if (each.engine, each.kind) == (source.engine, source.kind)]
-    needed = max((each.bytes for each in same), default=0) or known
+    return max((each.bytes for each in same), default=0) or known
+
+
+def require_disk(source: EngineSource, notify: Notify) -> None:
+    """Raise ExternalError if the disk does not hold another version."""
+    needed = disk_bytes(source)
     folder = Path("/var/lib/docker") if source.kind == "image" else installs.engines_dir()
     folder = folder if folder.exists() else installs.engines_dir()
     free = shutil.disk_usage(folder).free
