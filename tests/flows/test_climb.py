@@ -17,13 +17,14 @@ from moebox import codec, http
 from moebox.cli import main
 from moebox.core.endpoint import Endpoint
 from moebox.core.recipe import Climb, Hybrid, Listen, Recipe, Runtime
-from moebox.errors import AnswerIsNo, BadInput
+from moebox.errors import BadInput
 from moebox.flows.pace import TOKENS, SpeedRounds
 from moebox.flows.trials import climb
 from moebox.flows.walk import ClimbEffort, ClimbTrial
 from moebox.runs.listing import summarize_run
 from moebox.serve import state
 from moebox.store import Run
+from tests.driving import moebox, written
 
 from ..verify.oracle import engine
 from ..verify.oracle.engine import PACED
@@ -127,15 +128,15 @@ def test_a_machine_that_becomes_faster_is_not_taken_for_a_setting(
     assert state.list_instances() == []
 
 
-def test_an_engine_that_is_no_good_ends_the_climb(recipe: Recipe):
+def test_an_engine_that_is_no_good_ends_the_climb(recipe: Recipe, tmp_path: Path):
     """Nothing to climb from is an answer, with the reason, and no interruption: the run is listed as failed."""
-    run = Run.create("climb")
-    broken = codec.decode(Recipe, {**codec.to_plain(recipe), "kv": "q4_0"}, where="test")
-    with pytest.raises(AnswerIsNo, match="arithmetic"):
-        climb(broken, run, effort=LIGHT)
-    row = summarize_run(run)
+    broken = dataclasses.replace(recipe, kv="q4_0")
+    ended = moebox("climb", written(broken, tmp_path), "--set", "questions=2", "--set", "trials=2")
+    assert ended.code == 1
+    row = summarize_run(Run.open("latest"))
     assert row.state_text(live=False) == "failed in climb"
     assert "arithmetic" in row.failed
+    assert f"next moebox climb --resume {row.id}" in " ".join(moebox("runs", "show").out.split())
 
 
 def test_a_setting_that_does_not_exist_is_reported_before_anything_starts(recipe: Recipe):

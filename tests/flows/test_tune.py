@@ -29,9 +29,12 @@ from moebox.flows.tune_state import (
 from moebox.flows.walk import with_setting
 from moebox.serve import state
 from moebox.store import Run
+from moebox.verify.options import CHECK_NAMES
+from tests.driving import moebox, written
 
 from .test_climb import LIGHT, recipe  # noqa: F401  (a fixture)
 
+LITTLE = ("--set", "questions=2", "--set", "concurrency=2", "--set", "trials=1", "--set", "depths=[0.5]")
 SETTINGS: dict[str, list[Flag]] = {"hybrid.ubatch": [1024], "hybrid.threads": [4, 2], "kv": ["q4_0"]}
 OPTIONS = TuneOptions(only=tuple(SETTINGS), combinations=2, finalists=1)
 
@@ -106,6 +109,66 @@ def test_a_killed_tuning_is_resumed(start: Recipe, tmp_path: Path, capfd: pytest
     assert state.orphan_processes() == {}
 
 
+@pytest.mark.siege
+def test_a_spent_budget_says_how_to_go_on(start: Recipe, tmp_path: Path):
+    """The error, `runs show` and a second try name one command; it goes on, and makes no check again that passed."""
+    path = written(dataclasses.replace(start, climb=Climb(settings={"hybrid.ubatch": [4096]})), tmp_path)
+    ended = moebox("tune", path, *LITTLE, "--set", "rounds=100", "--budget", "10s")
+    (folder,) = (tmp_path / "runs").iterdir()
+    command = f"moebox tune --resume {folder.name} --budget 1m"
+    assert ended.code == 1
+    assert "the budget of 10.0 s ended before the recipe was measured" in ended.err
+    assert f"`{command}` goes on" in ended.err
+
+    again = moebox("tune", "--resume", folder.name)
+    assert again.code == 2
+    assert "of 10.0 s are spent" in again.err
+    assert f"`{command}` goes on" in again.err
+    (row,) = moebox("runs", "--json").document["runs"]
+    assert (row["state"], row["live"]) == ("failed in tune", False)
+    assert f"next {command}" in " ".join(moebox("runs", "show").out.split())
+
+    words = [sys.executable, "-m", *command.split()]
+    going_on = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+    assert going_on.stderr
+    news = [next(going_on.stderr).strip() for _ in range(3)]
+    assert news[2] == f"{len(CHECK_NAMES)} checks passed before the interruption", news
+    going_on.send_signal(signal.SIGINT)
+    assert f"interrupted; resume with: moebox tune --resume {folder.name}" in going_on.communicate()[1]
+    assert going_on.returncode == 130
+    assert moebox("runs", "--json").document["runs"][0]["state"] == "interrupted in tune"
+
+
+@pytest.mark.siege
+def test_checks_of_another_recipe_are_made_again(start: Recipe, tmp_path: Path):
+    """A trial that goes on with another recipe, or with a damaged file, makes its checks."""
+    path = written(dataclasses.replace(start, climb=Climb(settings={"hybrid.ubatch": [4096]})), tmp_path)
+    ended = moebox("tune", path, *LITTLE, "--set", "rounds=100", "--budget", "10s")
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert ended.code == 1
+    (trial,) = folder.glob("climb/*")
+    (trial / "trial.toml").write_text((trial / "trial.toml").read_text().replace("threads = 3", "threads = 2"))
+    again = moebox("tune", "--resume", folder.name, "--budget", "20s")
+    assert "checks passed before" not in again.err
+    (trial / "verify.json").write_text("{")
+    again = moebox("tune", "--resume", folder.name, "--budget", "30s")
+    assert "checks passed before" not in again.err
+
+
+@pytest.mark.siege
+def test_a_budget_that_ends_the_search_has_a_result(start: Recipe, tmp_path: Path):
+    """Exit code 0 with the best recipe so far, and the command that searches on."""
+    values: list[Flag] = list(range(256, 1280, 16))
+    path = written(dataclasses.replace(start, climb=Climb(settings={"hybrid.ubatch": values})), tmp_path)
+    few = ("--set", "rounds=2", "--set", "tokens=24", "--set", "only=hybrid.ubatch")
+    done = moebox("tune", path, *LITTLE, *few, "--budget", "30s").good()
+    (folder,) = (tmp_path / "runs").iterdir()
+    command = f"`moebox tune --resume {folder.name} --budget 1m`"
+    assert f"the budget of 30.0 s ended the search, {command} goes on" in " ".join(done.out.split())
+    assert codec.read_toml(Recipe, folder / "best.toml").engine == "llama.cpp"
+    assert moebox("runs", "--json").document["runs"][0]["state"] == "ended"
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -129,6 +192,7 @@ def test_bad_input_is_one_line(
     path.write_text(codec.to_toml(start))
     assert main(["tune", *(str(path) if word == "{}" else word for word in words)]) == 2
     assert says in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
 
 
 def test_every_declared_setting_is_one_of_the_engine():

@@ -13,11 +13,13 @@ from moebox.cli.display import VERDICT_MARKS, make_table
 from moebox.cli.flags import AsJson, OutputPath, Settings
 from moebox.cli.output import Part, check_writable, print_lines, print_note, print_parts, print_result, write_file
 from moebox.cli.signals import interrupt_message
+from moebox.core.event import ClimbBegan
 from moebox.core.recipe import Recipe
-from moebox.core.setting import split_settings
+from moebox.core.setting import setting_names, split_settings
 from moebox.detect.machine import detect_machine
 from moebox.errors import refuse_if, refuse_out_of_range
 from moebox.flows import recipes, trials
+from moebox.flows.tune import check_tuning
 from moebox.flows.tune import tune as search
 from moebox.flows.tune_state import STREAMS, TUNE_FILE, TuneOptions, TuneState
 from moebox.flows.walk import ClimbMeasures, check_climb_settings, parse_effort
@@ -45,11 +47,12 @@ def climb(
     """
     parse_effort(settings)
     check_writable(output)
-    start, run = begin_trials("climb", recipe, resume)
-    effort = parse_effort(settings, run)
+    start, earlier = find_start("climb", recipe, resume)
+    effort = parse_effort(settings, earlier)
+    run = earlier or Run.create(f"climb-{start.name}")
     print_note(f"run: {run.path}")
     notify = (lambda kind, news: None) if json else print_news
-    with interrupt_message(f"resume with: moebox climb --resume {run.id}"):
+    with interrupt_message(f"resume with: moebox climb --resume {run.id}", [run]):
         result = trials.climb(start, run, effort=effort, notify=notify, box=detect_machine(measure=False))
     best = result.best
     assert best is not None  # AnswerIsNo was raised otherwise
@@ -61,20 +64,21 @@ def climb(
     return print_result(json, document, lambda: print_trials(result, lines))
 
 
-def begin_trials(command: str, name: str, resume: str) -> tuple[Recipe, Run]:
-    """Return the recipe and run of a new climb or tuning, or of one to resume; errors come before a folder is made."""
-    hint = f"`moebox {command} recipe.toml`"
-    refuse_if(bool(name) == bool(resume), "name a recipe, or a run with --resume", hint=hint)
+def find_start(command: str, name: str, resume: str) -> tuple[Recipe, Run | None]:
+    """Return the recipe that a climb or tuning begins with, and the run to resume, which is locked."""
+    text = "name a recipe, or a run with --resume" + ", not both: a run has its recipe" * bool(name)
+    refuse_if(bool(name) == bool(resume), text, hint=f"`moebox {command} recipe.toml`")
     if resume:
         run = Run.open(resume)
-        recipe = trials.load_start(run, command)
-        refuse_if(not run.acquire_lock(), f"{run.path} is used by another moebox process")
-    else:
-        recipe = recipes.load_recipe(name)
-        check_climb_settings(recipe)
-        require_engine(deploy(recipe))
-        run = Run.create(f"{command}-{recipe.name}")
-    return recipe, run
+        begun = next((entry.command for entry in run.read_events() if isinstance(entry, ClimbBegan)), command)
+        unknown = begun != command or not (run.path / trials.START_FILE).exists()
+        hint = f"`moebox {command} RECIPE` begins one"
+        refuse_if(unknown, f"{run.path} is not a run of `moebox {command}`", hint=hint)
+        return codec.read_toml(Recipe, run.path / trials.START_FILE), Run.resume(resume)
+    recipe = recipes.load_recipe(name)
+    check_climb_settings(recipe)
+    require_engine(deploy(recipe))
+    return recipe, None
 
 
 def print_news(kind: str, news: Any) -> None:
@@ -131,7 +135,7 @@ def tune(
             combinations=8 and finalists=2; quality_limit=0.02, which cache types need; power=true sweeps the power
             cap; quality_limit, reference, concurrency, rounds and questions as in `moebox climb`.
     """
-    options, others = split_settings(TuneOptions(goal=goal or "throughput"), settings)
+    options, others = split_settings(TuneOptions(goal=goal or "throughput"), settings, setting_names(ClimbMeasures))
     if budget:
         options = replace(options, budget_s=flags.parse_duration("--budget", budget))
     refuse_if(not 10 <= options.budget_s <= 30 * 86400, "--budget must be from 10s to 720h")
@@ -140,17 +144,19 @@ def tune(
     refuse_out_of_range("--set finalists", options.finalists, 1, 32)
     usual = ClimbMeasures(concurrency=STREAMS[options.goal])
     parse_effort(others, usual=usual)
-    start, run = begin_trials("tune", recipe, resume)
-    if resume and (stored := run.read_json(TUNE_FILE)):
-        kept = codec.decode(TuneState, stored, where=str(run.path / TUNE_FILE)).options
-        refuse_if(goal not in (None, kept.goal), f"--goal {goal}: {run.id} was begun for {kept.goal}")
+    start, earlier = find_start("tune", recipe, resume)
+    if earlier and (stored := earlier.read_json(TUNE_FILE)):
+        kept = codec.decode(TuneState, stored, where=str(earlier.path / TUNE_FILE)).options
+        refuse_if(goal not in (None, kept.goal), f"--goal {goal}: {earlier.id} was begun for {kept.goal}")
         options, _ = split_settings(kept, settings)
         options = replace(options, budget_s=parse_seconds(budget)) if budget else options
-    effort = parse_effort(others, run, usual)
+    effort = parse_effort(others, earlier, usual)
+    box = calibrations.with_calibrations(detect_machine(measure=False))
+    check_tuning(start, options, effort, box)
+    run = earlier or Run.create(f"tune-{start.name}")
     print_note(f"run: {run.path}")
     notify = (lambda kind, news: None) if json else print_news
-    box = calibrations.with_calibrations(detect_machine(measure=False))
-    with interrupt_message(f"resume with: moebox tune --resume {run.id}"):
+    with interrupt_message(f"resume with: moebox tune --resume {run.id}", [run]):
         result = search(start, run, options, effort, notify, box)
     assert result.best is not None  # AnswerIsNo was raised otherwise
     document = {**codec.to_plain(result.state), "recipe": codec.to_plain(result.best.recipe), "run": str(run.path)}

@@ -33,16 +33,19 @@ from moebox.flows import answers, pace, walk
 from moebox.flows.pace import SpeedRounds, bracketing_gain, welch_gain
 from moebox.flows.walk import ClimbEffort, ClimbMeasures, ClimbTrial, SettingStep, with_setting
 from moebox.quality.measure import QualityGate
+from moebox.runs.reader import FolderReader
 from moebox.serve import ports, power, state
 from moebox.serve.faults import OUT_OF_MEMORY
 from moebox.serve.session import EngineSession
 from moebox.serve.state import wait_for
 from moebox.store import Run
 from moebox.stream.awake import AwakeClock
+from moebox.units import plural
 from moebox.verify.options import VerifyOptions
 from moebox.verify.runner import run_checks
 
 TABLE_FILE, START_FILE, BEST_FILE = "climb.json", "start.toml", "best.toml"
+TRIAL_FILE = "trial.toml"  # the recipe that the checks in a trial's folder are of
 ATTEMPTS = 2  # at a step whose engine was killed by another process
 GUARD_STOP_S = 120.0  # longer than a guard takes from SIGINT to SIGKILL
 
@@ -151,6 +154,10 @@ class TrialRunner:
     def _measure(self, trial: ClimbTrial, step: SettingStep) -> ClimbTrial:
         effort, best = self.effort, self.best
         before = Run(self.run.path / best.folder) if best else None
+        folder, text = self.run.make_folder(trial.folder), codec.to_toml(trial.recipe)
+        if not (path := folder.path / TRIAL_FILE).exists() or path.read_text(encoding="utf-8") != text:
+            (folder.path / "verify.json").unlink(missing_ok=True)
+            folder.write_file(TRIAL_FILE, text)
         with self.live_engine(trial.recipe, trial.folder) as (live, folder):
             trial = replace(trial, kv_tokens=int(live.facts.kv_tokens or 0))
             trial = self._check(trial, step, live.endpoint, folder)
@@ -217,7 +224,11 @@ class TrialRunner:
         thinking: Literal["yes", "auto"] = "yes" if recipe.reasoning_parser and recipe.thinking else "auto"
         options = VerifyOptions(**codec.shared_fields(effort, VerifyOptions), context=recipe.context, thinking=thinking)
         only = step.checks if self.best else effort.first_checks or step.checks
-        checks = run_checks(endpoint, options, only=only, run=folder, on_check=partial(self.notify, "check"))
+        checks = FolderReader(folder).read_results()  # of the same recipe, before an interruption
+        if checks and set(checks.marks) == set(only) and not first_unexpected_failure(checks):
+            self.notify("news", f"{plural(len(only), 'check')} passed before the interruption")
+        else:
+            checks = run_checks(endpoint, options, only=only, run=folder, on_check=partial(self.notify, "check"))
         failure = first_unexpected_failure(checks)  # the engine's known quirks do not count against the setting
         verdict: Mark = "fail" if failure else checks.verdict if checks.has_passed else "warn"
         return replace(trial, verdict=verdict, rungs=checks.marks, why=failure)
@@ -235,15 +246,6 @@ class TrialRunner:
             self.run.add_event(event.ClimbInconclusive(change=trial.change, why=problem.message))
             return replace(trial, gain=None)
         return replace(trial, again=speed.tok_s, gain=bracketing_gain(best.samples, trial.samples, speed.tok_s))
-
-
-def load_start(run: Run, command: str) -> Recipe:
-    """The recipe that a climb or a tuning began with. Raise BadInput if the run has none or is of another command."""
-    path = run.path / START_FILE
-    begun = [entry.command for entry in run.read_events() if isinstance(entry, event.ClimbBegan)]
-    known = path.exists() and begun[-1:] in ([], [command])
-    refuse_if(not known, f"{run.path} is not a run of `moebox {command}`", hint=f"`moebox {command} RECIPE` begins one")
-    return codec.read_toml(Recipe, path)
 
 
 def load_trials(recipe: Recipe, run: Run, effort: ClimbEffort, command: str) -> list[ClimbTrial]:

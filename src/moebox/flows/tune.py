@@ -1,11 +1,7 @@
 """Tune: search the settings that an engine declares for those that serve a goal best, within a budget of time.
 
-1. The recipe is checked and measured as it is: the start.
-2. Every value of every setting is measured alone, with few layers and dummy weights if the engine can; those that the
-   forecast prefers first. What gains nothing alone is measured again beside those that do. The best combinations by
-   the sum of gains are measured; the better half goes on with twice the rounds, until few are left.
-3. These finalists are checked and measured with the whole model, and must keep the quality limit if there is one.
-4. The best of them must beat the start, measured in turn: A B B A.
+The recipe as it is, the start, is checked and measured; settings are screened with few layers, alone and combined; the
+finalists are checked and measured with the whole model, and the best of them must beat the start (docs/tune.md).
 """
 
 import math
@@ -14,7 +10,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from moebox import codec, engines
+from moebox import codec, engines, files
 from moebox.checkpoint import deploy
 from moebox.core.box import Box
 from moebox.core.event import TuneScreened
@@ -51,17 +47,35 @@ def tune(
     """
     for left_over in run.path.rglob(CAPS_FILE):  # moebox and the guard were both killed
         power.restore_caps(left_over)
-    gpus = recipe_gpus(deploy(recipe))
-    if options.power:
-        with power.PowerCaps(gpus, run.path):
-            pass  # the driver allows it
-    if options.goal == "efficiency" and power.read_joules(gpus) is None:
-        raise ExternalError("no GPU that counts its energy", hint="--goal throughput needs none")
     tuner = Tuner(recipe, run, effort, notify, box, options=options)
     with tuner.budget:
         tuner.search()
     tuner.finish()
     return tuner
+
+
+def check_tuning(recipe: Recipe, options: TuneOptions, effort: ClimbEffort, box: Box | None) -> None:
+    """Raise an error if a tuning of this recipe cannot begin: a setting, power caps or energy counters are missing."""
+    declared = list(declared_settings(recipe, effort, box))
+    for path in {*options.only}.difference(declared):
+        hint = suggest_names(path, declared)
+        raise BadInput(f"--set only={path}: not a setting that can be tuned here", hint=hint)
+    gpus = recipe_gpus(deploy(recipe))
+    if options.power:
+        with files.scratch_folder("power") as folder, power.PowerCaps(gpus, folder):
+            pass  # the driver allows it
+    if options.goal == "efficiency" and power.read_joules(gpus) is None:
+        raise ExternalError("no GPU that counts its energy", hint="--goal throughput needs none")
+
+
+def declared_settings(recipe: Recipe, effort: ClimbEffort, box: Box | None) -> dict[str, tuple[Flag, ...]]:
+    """The settings that the engine or the recipe declares, and their values on this box."""
+    deployment = deploy(recipe).on_box(box)
+    declared: dict[str, tuple[Flag, ...]] = {}
+    for tunable in load_tunables(recipe.engine):
+        values = tunable_values(tunable, deployment, has_reference=bool(effort.quality_limit))
+        declared |= {tunable.path: values} if values else {}
+    return declared | {path: tuple(values) for path, values in recipe.climb.settings.items()}
 
 
 class Tuner(TrialRunner):
@@ -70,18 +84,20 @@ class Tuner(TrialRunner):
     command = "tune"
 
     def __init__(self, recipe: Recipe, run: Run, *given: Any, options: TuneOptions) -> None:
-        super().__init__(recipe, run, *given)
         stored = run.read_json(tune_state.TUNE_FILE) or {"options": {}}
         state = codec.decode(TuneState, stored, where=str(run.path / tune_state.TUNE_FILE))
         self.state, self.options = replace(state, options=options), options
         self.budget = tune_state.Budget(options.budget_s, self.state.spent_s)
+        twice = f"{math.ceil(max(options.budget_s, state.spent_s) / 30)}m"
+        self.resume = f"`moebox tune --resume {run.id} --budget {twice}` goes on"
+        if self.budget.left_s < options.budget_s / 100:
+            spent = f"{format_seconds(state.spent_s)} of {format_seconds(options.budget_s)} are spent"
+            raise BadInput(spent, hint=self.resume)
+        super().__init__(recipe, run, *given)
 
     def update(self, **changes: Any) -> None:
         self.state = replace(self.state, spent_s=self.budget.used_s, **changes)
         self.run.write_json(tune_state.TUNE_FILE, self.state)
-
-    def add_finalist(self, trial: ClimbTrial) -> None:
-        self.update(finalists=(*self.state.finalists, trial))
 
     def recipe_for(self, step: SettingStep) -> Recipe:
         return tune_state.change_settings(self.recipe, step.together)
@@ -107,17 +123,7 @@ class Tuner(TrialRunner):
 
     def list_settings(self) -> dict[str, list[Flag]]:
         """Settings and values that can be tried on this box; the others are skipped with a reason."""
-        deployment = deploy(self.recipe).on_box(self.box)
-        declared: dict[str, tuple[Flag, ...]] = {}
-        for tunable in load_tunables(self.recipe.engine):
-            values = tunable_values(tunable, deployment, has_reference=bool(self.effort.quality_limit))
-            declared |= {tunable.path: values} if values else {}
-        declared |= {path: tuple(values) for path, values in self.recipe.climb.settings.items()}
-        for path in self.options.only:
-            if path not in declared:
-                names = ", ".join(declared) or "none"
-                hint = suggest_names(path, list(declared)) or f"settings for this recipe: {names}"
-                raise BadInput(f"--set only={path}: not a setting that can be tuned here", hint=hint)
+        declared = declared_settings(self.recipe, self.effort, self.box)
         found: dict[str, list[Flag]] = {}
         for path in (each for each in declared if not self.options.only or each in self.options.only):
             for value in declared[path]:
@@ -264,7 +270,8 @@ class Tuner(TrialRunner):
             if trial is None:
                 if not self.budget.can_afford(RESERVED * self.trials[0].seconds):
                     return
-                trial = self.try_or_skip(step, len(done), self.add_finalist)
+                keep = lambda trial: self.update(finalists=(*self.state.finalists, trial))  # noqa: E731
+                trial = self.try_or_skip(step, len(done), keep)
             if trial is None:
                 continue
             if trial.verdict != "fail" and not trial.why.startswith(walk.ANSWERS_DIFFER):
@@ -333,14 +340,16 @@ class Tuner(TrialRunner):
         if best is None:
             self.save_table(ended=bool(self.trials or self.passed_over))
             reason = next((trial.why for trial in self.trials), "") or self.passed_over.get("start", "")
-            short = f"the budget of {format_seconds(options.budget_s)} ended before the recipe was measured"
-            text = f"the recipe is not good as it is: {reason}" if reason else short
+            text, hint = f"the recipe is not good as it is: {reason}", f"evidence in {self.run.path}"
+            if not reason:
+                short = f"the budget of {format_seconds(options.budget_s)} ended before the recipe was measured"
+                text, hint = short, self.resume
             self.update(result=text)
-            raise AnswerIsNo(text, hint=f"evidence in {self.run.path}")
+            raise AnswerIsNo(text, hint=hint)
         winner = best.number > 0
         result = f"{best.change}: {best.why}" if winner else "nothing was shown to be better than the start"
-        if self.budget.is_over:
-            result += f"; the budget of {format_seconds(options.budget_s)} ended the search"
+        if self.budget.was_short:
+            result += f"; the budget of {format_seconds(options.budget_s)} ended the search, {self.resume}"
         rows = [f"{row.path} = {row.value}: {row.gain:+.1%} ({row.source}); {row.why}" for row in self.state.reasons]
         lines = [f"# {line}\n" for line in (f"Tuned for {options.goal}: {result}", *rows)]
         self.run.write_file(BEST_FILE, "".join(lines) + codec.to_toml(best.recipe))

@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 from moebox.core.recipe import Flag, Recipe
 from moebox.core.verdict import Gain
+from moebox.errors import is_interrupt
 from moebox.flows.pace import SpeedRounds, bracketing_gain
 from moebox.flows.trials import TrialRunner
 from moebox.flows.walk import ClimbTrial, with_setting
@@ -118,13 +119,13 @@ class Budget:
 
     def __init__(self, budget_s: float, spent_s: float) -> None:
         self.began, self.spent_s, self.budget_s = time.monotonic(), spent_s, budget_s
-        self.is_over = False
-        left = budget_s - spent_s - min(STOP_S, budget_s / 10)
-        self.timer = threading.Timer(max(0.0, left), self._interrupt)
+        self.is_over = self.was_short = False
+        self.left_s = budget_s - spent_s - min(STOP_S, budget_s / 10)
+        self.timer = threading.Timer(self.left_s, self._interrupt)
         self.timer.daemon = True
 
     def _interrupt(self) -> None:
-        self.is_over = True
+        self.is_over = self.was_short = True
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     def __enter__(self) -> Self:
@@ -133,16 +134,18 @@ class Budget:
         self.timer.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+    def __exit__(self, _: object, problem: BaseException | None, *__: object) -> bool:
         self.timer.cancel()
-        return self.is_over and kind is KeyboardInterrupt
+        return self.is_over and problem is not None and is_interrupt(problem)
 
     @property
     def used_s(self) -> float:
         return self.spent_s + time.monotonic() - self.began
 
     def can_afford(self, seconds: float) -> bool:
-        return not self.is_over and self.used_s + seconds <= self.budget_s
+        enough = not self.is_over and self.used_s + seconds <= self.budget_s
+        self.was_short |= not enough
+        return enough
 
 
 def change_settings(recipe: Recipe, changes: Changes) -> Recipe:
