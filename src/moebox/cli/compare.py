@@ -127,7 +127,7 @@ def compare(
         if not json:
             stdout_console().print(Text.assemble(f"{side} ", job_line(result, stdout_console().width - 2)))
 
-    with interrupt_message(f"a comparison cannot be resumed; its results so far are in {run.path}"):
+    with interrupt_message("a comparison cannot be resumed, and keeps no part of its measurements", [run]):
         print_note(f"run: {run.path}")
         if by == "task":
             names = runner.job_names(families, chosen.level, chosen.jobs, seed)
