@@ -122,7 +122,7 @@ class ServerSession:
         self.notes: list[str] = []  # what was not tried
         self.engine = client.endpoint.engine
         self.sandbox = ""
-        self.is_simulation = False  # its replies say so
+        self.is_simulation = False  # by the header of its replies
         self.token_counter = ""  # the way of counting prompt tokens that worked with this server
 
     @property
