@@ -1,7 +1,5 @@
 """Trials: start an engine with a changed recipe, check it, measure it, and judge it against the best so far.
 
-`climb` changes one setting at a time, and keeps a change that is verified and better.
-
 RUN/  climb.json      every trial so far, and the best; written after each, so that a climb or a tuning can be resumed
       start.toml      the recipe at the start
       effort.toml     what is measured in each trial; the same for all, because they are compared

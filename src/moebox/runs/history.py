@@ -2,7 +2,6 @@
 
 import re
 import shlex
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -18,7 +17,6 @@ from moebox.escape import clip_text
 from moebox.redact import hide_secrets
 from moebox.runs.record import LaunchAttempt, LogProblem, Outcome, RunFailure
 from moebox.store import JournalEntry
-from moebox.units import plural
 
 E = TypeVar("E", bound=events.Event)
 OUTCOMES: dict[str, Outcome] = {"success": "SUCCESS", "partial": "PARTIAL", "failed": "FAILED", "stopped": "STOPPED"}
@@ -175,12 +173,6 @@ def events_of(entries: Sequence[JournalEntry], kind: type[E]) -> list[E]:
     return [entry.event for entry in entries if isinstance(entry.event, kind)]
 
 
-def early_end(entries: Sequence[JournalEntry], pipeline: Pipeline, has_best: bool) -> events.CommandEnded:
-    """Return how the last command ended early; one without words if it did not, or the run has a result."""
-    last = [] if pipeline.steps or has_best else events_of(entries[-1:], events.CommandEnded)
-    return last[0] if last else events.CommandEnded()
-
-
 def resume_command(run: str, climb: str, upgrade: events.UpgradeStep | None, last: events.CommandEnded) -> str:
     """Return the command that goes on with a run, or does the same again, without "moebox"."""
     if upgrade:  # old journals have no command
@@ -230,11 +222,3 @@ def phases(entries: Sequence[JournalEntry], pipeline: Pipeline) -> list[tuple[st
         elif tail in PHASE_ENDS and name in opened:
             spans.append((name, opened.pop(name), entry.time))
     return spans
-
-
-def lost_writes(entries: Sequence[JournalEntry]) -> list[str]:
-    """A line for each file that a full disk refused to write."""
-    lost: Counter[str] = Counter()
-    for event in events_of(entries, events.JournalLost):
-        lost.update(event.files)
-    return [f"{name}: {plural(count, 'write')} lost to a full disk" for name, count in lost.items()]

@@ -7,6 +7,7 @@ climb table of an imported run are read leniently.
 
 import calendar
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +16,9 @@ from typing import Any, TypeVar, get_args
 import msgspec
 
 from moebox import codec
+from moebox.core import event as events
 from moebox.core.box import Box
 from moebox.core.engine_event import AttemptEnded, AttemptReady, AttemptStarted, PublishedFacts
-from moebox.core.event import ClimbBegan, ClimbStep, ServerMeasured, UpgradeStep, VerifyBegan, marks_simulation
 from moebox.core.kernel import KernelFindings, KernelLaunch
 from moebox.core.pipeline import NO_PIPELINE, Pipeline
 from moebox.core.plan import Plan
@@ -36,6 +37,7 @@ from moebox.runs.loads import read_loads
 from moebox.runs.record import ForecastRow, LoadResult, RunFailure, RunInfo, RunRecord
 from moebox.store import FORMAT, PIPELINE, PIPELINE_BEFORE, JournalEntry, Run, plain
 from moebox.tasks.result import TaskRun
+from moebox.units import plural
 
 T = TypeVar("T")
 MAX_CHECK_FILES = 200  # files in verdicts/ that are read
@@ -189,13 +191,13 @@ def summed_check(results: CheckResults, newest: dict[str, CheckVerdict]) -> Chec
     return CheckVerdict(name=ALL_CHECKS, verdict=verdict, reason=reason)
 
 
-def imported_climb(document: object) -> list[ClimbStep]:
+def imported_climb(document: object) -> list[events.ClimbStep]:
     """Read the steps of a published climb: what is missing or not a number keeps its default."""
-    steps: list[ClimbStep] = []
+    steps: list[events.ClimbStep] = []
     for row in get_objects(document, "steps"):
         share, verdict = get_number(row, "gain.share", "gain"), get_text(row, "verdict")
         low, high = get_number(row, "gain.low", "gain_low"), get_number(row, "gain.high", "gain_high")
-        new_step = ClimbStep(
+        new_step = events.ClimbStep(
             change=get_text(row, "change"),
             verdict=next((mark for mark in get_args(Mark) if mark == verdict), "skip"),
             kept=is_true(row, "kept"),
@@ -216,7 +218,10 @@ def read_run(run: Run) -> RunRecord:
     info = reader.read(RunInfo, "run.json") or RunInfo()
     journal = run.read_journal()
     entries = journal.entries
-    gaps += [*journal.notes, *history.lost_writes(entries)]
+    lost = Counter[str]()
+    for event in history.events_of(entries, events.JournalLost):
+        lost.update(event.files)
+    gaps += [*journal.notes, *(f"{name}: {plural(count, 'write')} lost to a full disk" for name, count in lost.items())]
     if info.format != FORMAT:
         gaps.append(f"run.json: format {info.format}, this moebox writes {FORMAT}; read as far as the two agree")
     if not entries:
@@ -231,14 +236,15 @@ def read_run(run: Run) -> RunRecord:
     sources = [get_text(row, "source") for row in get_objects(climb, "steps")]
     tasks = reader.read(TaskRun, "tasks.json")
     locked, step = run.is_locked, history.unfinished_step(pipeline, entries)
-    climb_began = next((event.command for event in history.events_of(entries, ClimbBegan)), "")
+    climb_began = next((event.command for event in history.events_of(entries, events.ClimbBegan)), "")
     has_best = (run.path / "best.toml").exists()
     climb_ended = is_true(climb, "ended") or has_best
-    last = history.early_end(entries, pipeline, has_best)
+    ends = [] if pipeline.steps or has_best else history.events_of(entries[-1:], events.CommandEnded)
+    last = next(iter(ends), events.CommandEnded())  # nothing went on since
     if not step and climb_began and not climb_ended:
         step = climb_began
-    upgrade = next(iter(history.events_of(entries, UpgradeStep)), None)
-    verified = history.events_of(entries, VerifyBegan)
+    upgrade = next(iter(history.events_of(entries, events.UpgradeStep)), None)
+    verified = history.events_of(entries, events.VerifyBegan)
     result = reader.read(UpgradeResult, UPGRADE_FILE)
     if upgrade and not result:
         step = "upgrade"
@@ -251,7 +257,7 @@ def read_run(run: Run) -> RunRecord:
     facts = history.reported_facts(entries)
     times = [entry.time for entry in entries if entry.time > 0]
     simulation = info.simulation or pipeline.simulated or any(load.simulation for load in loads)
-    simulation = simulation or any(marks_simulation(entry.event) for entry in entries)
+    simulation = simulation or any(events.marks_simulation(entry.event) for entry in entries)
     gaps += missing_files(run.path, loads=bool([*loads, *damaged]), checks=bool(checks))
     return RunRecord(
         id=run.id,
@@ -296,15 +302,15 @@ def read_run(run: Run) -> RunRecord:
     )
 
 
-def last_server(entries: Sequence[JournalEntry], tasks: TaskRun | None) -> ServerMeasured:
+def last_server(entries: Sequence[JournalEntry], tasks: TaskRun | None) -> events.ServerMeasured:
     """Return the server that was checked or measured last, or given jobs, as bench last reached it."""
-    events = [entry.event for entry in entries if isinstance(entry.event, VerifyBegan | ServerMeasured)]
-    measured = ([event for event in events if isinstance(event, ServerMeasured)] or [ServerMeasured()])[-1]
-    named = next((event for event in reversed(events) if event.url or event.model), tasks or measured)
+    seen = [entry.event for entry in entries if isinstance(entry.event, events.VerifyBegan | events.ServerMeasured)]
+    measured = ([each for each in seen if isinstance(each, events.ServerMeasured)] or [events.ServerMeasured()])[-1]
+    named = next((each for each in reversed(seen) if each.url or each.model), tasks or measured)
     return msgspec.structs.replace(measured, url=named.url, model=named.model, key_env=named.key_env)
 
 
-def bench_end(server: ServerMeasured, loads: Sequence[LoadResult]) -> tuple[str, RunFailure | None]:
+def bench_end(server: events.ServerMeasured, loads: Sequence[LoadResult]) -> tuple[str, RunFailure | None]:
     """Return the step "bench" if loads are missing or were interrupted, or the failure if no request was answered."""
     if server.left or any(load.partial and load.measurement for load in loads):
         return "bench", None
@@ -346,8 +352,8 @@ def software_versions(info: RunInfo, box: Box | None, entries: Sequence[JournalE
         host = box.host
         found = {"system": host.system, "driver": host.driver, "CUDA": host.cuda, "Python": host.python}
         found |= {**host.engines, **host.runtimes}
-    events = [entry.event for entry in reversed(entries) if isinstance(entry.event, AttemptReady | PublishedFacts)]
-    found["engine"] = next((event.facts.version for event in events if event.facts.version), "")
+    seen = [entry.event for entry in reversed(entries) if isinstance(entry.event, AttemptReady | PublishedFacts)]
+    found["engine"] = next((event.facts.version for event in seen if event.facts.version), "")
     found = {**found, **info.versions}
     found.setdefault("moebox", info.moebox)
     return {name: version for name, version in found.items() if version}

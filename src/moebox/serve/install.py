@@ -70,10 +70,9 @@ def install_engine(source: EngineSource, *, tree: str = "", notify: Notify = lam
 
 def disk_bytes(source: EngineSource) -> int:
     """The size of another version, by one that is installed or by the table; 0 if it is not known."""
-    name = {"package": "environment", "build": "build", "image": "image"}[source.kind]
-    known = int(load_table("installs").get(source.engine, {}).get(name, 0))
-    same = [each for each in installs.list_installs() if (each.engine, each.kind) == (source.engine, source.kind)]
-    return max((each.bytes for each in same), default=0) or known
+    known = load_table("installs").get(source.engine, {}).get(source.kind, 0)
+    kinds = [(each.bytes, each.engine, each.kind) for each in installs.list_installs()]
+    return max((size for size, *kind in kinds if kind == [source.engine, source.kind]), default=int(known))
 
 
 def require_disk(source: EngineSource, notify: Notify) -> None:

@@ -317,7 +317,11 @@ def launch_engine(
 ) -> EngineSession:
     """Start the engine under its guard; it is not ready yet. A rehearsal keeps the recipe of the run."""
     name, recipe = run.id, prepared.recipe
-    _require_no_engine(name)
+    until = time.monotonic() + sum(wait for _, wait in STOP_SIGNALS) + GRACE_S
+    while (known := state.instances_by_id().get(name)) and known.is_alive:  # a guard may stop a killed moebox's engine
+        if known.detached or time.monotonic() > until:
+            raise BadInput(f"run {name} has a running engine already", hint=f"`moebox down {name}` stops it")
+        time.sleep(LOOK_S)
     leases: list[str] = []  # what no other engine of this machine may use meanwhile
     if not prepared.nodes:
         leases += [f"port-{port}" for port in prepared.deployment.engine.ports_used(prepared.launch.port)]
@@ -367,15 +371,6 @@ def launch_engine(
     session = EngineSession(prepared, run, state.save_instance(instance), guard, start=log_start, listener=listener)
     session.weights_bytes, session.disk_rate = on_disk
     return session
-
-
-def _require_no_engine(name: str) -> None:
-    """Raise BadInput if the run has a live engine. Wait for a guard that is stopping one whose moebox was killed."""
-    until = time.monotonic() + sum(wait for _, wait in STOP_SIGNALS) + GRACE_S
-    while (known := state.instances_by_id().get(name)) and known.is_alive:
-        if known.detached or time.monotonic() > until:
-            raise BadInput(f"run {name} has a running engine already", hint=f"`moebox down {name}` stops it")
-        time.sleep(LOOK_S)
 
 
 @contextlib.contextmanager

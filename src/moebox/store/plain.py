@@ -47,14 +47,6 @@ def refuse_unusual_within(folder: Path, *, but: str = "") -> None:
                 refuse_unusual(path)
 
 
-def refuse_unusual_along(folder: Path, path: Path) -> None:
-    """Raise BadInput if a path below a folder is not a plain file, or passes through a link."""
-    for place in list(path.relative_to(folder).parents)[:-1]:
-        if os.path.islink(folder / place):
-            refuse_unusual(folder / place)
-    refuse_unusual(path)
-
-
 def open_bytes(path: Path) -> BinaryIO:
     """Open a plain file for reading. Raise OSError if it is not one or cannot be opened."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -177,7 +177,9 @@ class Run:
         Raise BadInput if the path passes through a link, or is not a plain file.
         """
         path = self.path / name
-        plain.refuse_unusual_along(self.path, path)
+        for place in filter(os.path.islink, [*path.parents][: len(Path(name).parents) - 1]):
+            plain.refuse_unusual(place)
+        plain.refuse_unusual(path)
         try:
             files.write_atomic(path, hide_known_keys(text) if isinstance(text, str) else text, mode=0o600, sync=True)
         except OSError as problem:

@@ -5,6 +5,7 @@ rests, every layout is searched.
 """
 
 import functools
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -167,14 +168,6 @@ def plan_same_layout(query: PlanQuery, layout: PlanQuery) -> PlanReply:
         return plan_fully(query)
 
 
-def previous_query(query: PlanQuery, layout: str) -> PlanQuery | None:
-    """The query at another position of the sliders ("65536:8"), or None if that is not valid."""
-    context, _, concurrency = layout.partition(":")
-    if not all(text.isascii() and text.isdigit() and len(text) <= 9 for text in (context, concurrency)):
-        return None
-    return replace(query, context=int(context), concurrency=int(concurrency))
-
-
 def plan_within(query: PlanQuery, constraints: Constraints) -> PlanReply:
     known = recipes.find_model(query.model)
     memory = {"ram": query.ram, "ram_bandwidth": query.ram_bandwidth}
@@ -289,8 +282,10 @@ def plan_from_address(request: Request) -> PlanReply:
     query = parse_query(request.query_params)
     for path in (query.model, query.box):
         DISKS.require_answer(path)
-    layout = previous_query(query, request.query_params.get("layout", ""))
-    return plan_same_layout(query, layout) if layout else plan_fully(query)
+    layout = re.fullmatch(r"([0-9]{1,9}):([0-9]{1,9})", request.query_params.get("layout", ""))  # "65536:8"
+    if not layout:
+        return plan_fully(query)
+    return plan_same_layout(query, replace(query, context=int(layout[1]), concurrency=int(layout[2])))
 
 
 def plan_page(request: Request, *, site: WebSite) -> Response:
