@@ -1,10 +1,4 @@
-"""Assess a run: what was chosen, whether it is right, how fast it is against its forecasts, and what to do next.
-
-The next step is always something that can work on its endpoint.
-
-A failed run shows what failed, why, and the command to go on with; a simulation is marked in every cell that would
-otherwise look like a result.
-"""
+"""Assess a run: what was chosen, whether it is right, how fast it is against its forecasts, and what to do next."""
 
 import re
 import shlex
@@ -14,7 +8,7 @@ from dataclasses import replace
 
 from moebox.assess.assessment import Assessment, AssessmentCell, Tone
 from moebox.assess.commands import bench_commands, server_words
-from moebox.assess.figures import PlannedFigure, compare_load, count_ranges, find_forecast, planned_figures
+from moebox.assess.figures import compare_load, count_ranges, find_forecast, planned_figures
 from moebox.assess.format import capitalize, count_phrase, format_ms, format_number, group_by
 from moebox.assess.naming import engine_title, parallelism_title, placement_title, quant_title
 from moebox.assess.recommend import SUSPECTS, loads_text, recommend, repeat_conditions
@@ -196,7 +190,12 @@ def next_cell(record: RunRecord, *, serving: bool = False) -> AssessmentCell:
         return AssessmentCell(name="next", text=text, detail="the workaround for a known quirk", link="checks")
     if repeat := repeat_command(record, shlex.split(path)):
         return command_cell(repeat[0] if serving else f"moebox run --recipe {path}", repeat[1], link="performance")
-    if slow := slowest_figure(record):
+    slow_figures = [
+        figure
+        for figure in planned_figures([record])
+        if figure.unit == "tok/s" and figure.expected_range and figure.measured < FAR_BELOW * figure.expected_range[0]
+    ]
+    if slow := min(slow_figures, key=lambda figure: figure.relative_error, default=None):
         detail = f"{slow.what} at {slow.load} is {slow.distance_text}: look at {SUSPECTS[record.has_no_gpu]}"
         return command_cell("moebox doctor box", detail, link="plan")
     client, reason = usable_client(record)
@@ -230,16 +229,6 @@ def repeat_command(record: RunRecord, target: Sequence[str]) -> tuple[str, str] 
     reason = next((flag for load in doubtful for flag in load.flags), "a load was interrupted")
     text = " ".join(("measure again", *repeat_conditions(doubtful)[:1])) + f": {reason}"
     return (" && ".join(bench_commands(doubtful, target)), text) if doubtful else None
-
-
-def slowest_figure(record: RunRecord) -> PlannedFigure | None:
-    """The rate that lies furthest below its range, if that is far."""
-    far = [
-        figure
-        for figure in planned_figures([record])
-        if figure.unit == "tok/s" and figure.expected_range and figure.measured < FAR_BELOW * figure.expected_range[0]
-    ]
-    return min(far, key=lambda figure: figure.relative_error, default=None)
 
 
 def usable_client(record: RunRecord) -> tuple[str, str]:

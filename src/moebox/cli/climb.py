@@ -1,7 +1,4 @@
-"""`moebox climb` and `moebox tune`: look for better settings of an engine, and keep what is verified and better.
-
-A climb tries one setting at a time; a tuning searches all that the engine declares.
-"""
+"""`moebox climb` and `moebox tune`: look for better settings of an engine, and keep what is verified and better."""
 
 from dataclasses import replace
 from typing import Any, Literal

@@ -1,7 +1,4 @@
-"""`moebox engines` and `moebox upgrade`: versions of engines.
-
-They are listed, installed and removed; another one, or a setting, is tried, switched to, returned from, or bisected.
-"""
+"""`moebox engines` and `moebox upgrade`: versions of engines."""
 
 import contextlib
 import dataclasses

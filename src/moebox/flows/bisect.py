@@ -1,9 +1,4 @@
-"""Find the first bad version between a good and a bad one.
-
-Every candidate is judged against the good version like an upgrade, only at the load at which the bad end is slower
-most. What cannot be installed or started is skipped. The two neighbours at the end are judged again, so that one
-unlucky measurement does not point at the wrong version. The same command goes on with the journal in the run folder.
-"""
+"""Find the first bad version between a good and a bad one."""
 
 import contextlib
 import math
@@ -89,7 +84,7 @@ def plan_bisection(recipe: Recipe, versions: Sequence[str], judges: Judges, *, t
     ends, between = (versions[0], versions[-1]), versions[1:-1]
     sources = list(map(parse_source, ends))
     builds = [each.source for each in installs.list_installs() if each.engine == sources[0].engine and each.source]
-    tree = tree or (builds[-1] if builds else "")
+    tree = tree or ["", *builds][-1]
     refuse_if(sources[0].engine != sources[1].engine, f"{ends[0]} and {ends[1]} are two engines")
     refuse_if(ends[0] == ends[1], f"{ends[0]} is both the good and the bad version", hint="good comes first")
     text = f"{ends[0]}: the recipe runs {recipe.engine}"
@@ -104,11 +99,9 @@ def planned_installs(state: Bisection) -> str:
     """How many versions have to be installed, and how large they are; "" if all are there."""
     sources = [*map(parse_source, state.candidates)]
     missing = [each for each in sources if not installs.find_install(each.engine, each.version, (each.kind,))]
-    if not missing:
-        return ""
-    most, size = min(len(missing), math.ceil(math.log2(len(sources))) + 3), disk_bytes(missing[0])
-    about = f", about {format_gb(size)} each" * bool(size)
-    return f"up to {most} of {plural(len(missing), 'version')} of {missing[0].engine}{about}, one after the other"
+    most, size = min(len(missing), math.ceil(math.log2(len(sources))) + 3), disk_bytes(sources[0])
+    about = f"{plural(len(missing), 'version')} of {sources[0].engine}{f', about {format_gb(size)} each' * bool(size)}"
+    return f"up to {most} of {about}, one after the other" * bool(missing)
 
 
 def bisect_versions(named: str, recipe: Recipe, run: Run, state: Bisection, *, box: Box, notify: Notify) -> Bisection:

@@ -1,7 +1,4 @@
-"""Recipes by name (files, saved and shipped ones, those of runs, the phantom), and the box that each is planned for.
-
-The phantom, the rehearsal model, runs on the embedded engine, and is small enough for any machine.
-"""
+"""Recipes by name (files, saved and shipped ones, those of runs, the phantom), and the box that each is planned for."""
 
 import os
 from collections.abc import Mapping, Sequence

@@ -89,7 +89,7 @@ class TrialRunner:
         begun_at = ""  # the boot id of the last attempt that has no result
         for entry in self.run.read_events():
             if isinstance(entry, event.ClimbTried | event.ClimbStep) and entry.change == step.change:
-                begun_at = entry.boot if isinstance(entry, event.ClimbTried) else ""
+                begun_at = getattr(entry, "boot", "")
         if begun_at and begun_at != self.boot:
             return "the machine restarted while it was tried, so it is not tried again"
         deployment = deploy(self.recipe_for(step)).on_box(self.box)
@@ -153,7 +153,8 @@ class TrialRunner:
         effort, best = self.effort, self.best
         before = Run(self.run.path / best.folder) if best else None
         folder, text = self.run.make_folder(trial.folder), codec.to_toml(trial.recipe)
-        if not (path := folder.path / TRIAL_FILE).exists() or path.read_text(encoding="utf-8") != text:
+        (path := folder.path / TRIAL_FILE).touch()
+        if path.read_text(encoding="utf-8") != text:
             (folder.path / "verify.json").unlink(missing_ok=True)
             folder.write_file(TRIAL_FILE, text)
         with self.live_engine(trial.recipe, trial.folder) as (live, folder):

@@ -179,10 +179,11 @@ class Tuner(TrialRunner):
     def screen_beside(self, kept: Changes, singles: list[tuple[str, Flag]], gains: Gains) -> None:
         """Measure what each setting gains beside the changes that are kept, and write it into `gains`."""
         base = self.screen(kept, 0) if singles else None
+        if not base or base.why:
+            return
         for path, value in singles:
             has_draft = path.startswith("speculate") and self.state.layers > 0
-            row = None if has_draft or base is None or base.why else self.screen({**kept, path: value}, 0)
-            if row and base:
+            if not has_draft and (row := self.screen({**kept, path: value}, 0)):
                 gains[single_key(path, value)] = tune_state.log_gain(base, row)
 
     def halve(self, pool: list[Changes]) -> list[Changes]:
@@ -190,8 +191,7 @@ class Tuner(TrialRunner):
         stage = 1
         while len(pool) > self.options.finalists:
             base = self.screen({}, stage)
-            rows = [self.screen(changes, stage) for changes in pool] if base and not base.why else []
-            if not base or not rows or not all(rows):
+            if not base or base.why or not all(rows := [self.screen(changes, stage) for changes in pool]):
                 break  # the budget ends: the order so far decides
             scores = [tune_state.log_gain(base, row) for row in rows if row]
             order = sorted(range(len(pool)), key=lambda place: -scores[place])

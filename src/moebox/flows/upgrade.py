@@ -1,8 +1,4 @@
-"""Try another version, image or setting beside the one in use: is it right, does it bear load, is it as fast?
-
-Known problems first, then a rehearsal with few layers if the weights are large, then both on the real recipe: checks,
-a soak, answers to the same questions, and speed in turn.
-"""
+"""Try another version, image or setting beside the one in use: is it right, does it bear load, is it as fast?"""
 
 import random
 import statistics

@@ -195,7 +195,11 @@ class Fetcher:
 
     def _download(self, file: HubFile, blob: Path) -> None:
         """Download a file, going on with what arrived before, until its hash is right."""
-        part = self._writable_part(blob, file)
+        part = self._part(blob)
+        if part.exists() and not os.access(part, os.W_OK):  # of another user, who does not fetch it now
+            with open(part, "rb") as other:  # a lock needs no right to write
+                lock_part(other, file)
+            part = part.with_name(f"{part.name}-{os.geteuid()}")
         if blob.is_file() and not blob.is_symlink() and blob.stat().st_size < file.size and not part.exists():
             os.replace(blob, part)  # its beginning may be right
         blob.unlink(missing_ok=True)  # no engine may load a damaged file
@@ -254,15 +258,6 @@ class Fetcher:
 
     def _part(self, blob: Path) -> Path:
         return blob.with_name(f"{blob.name}.moebox-part")
-
-    def _writable_part(self, blob: Path, file: HubFile) -> Path:
-        """Return the part file, or one of this user if another user left the part and does not fetch it now."""
-        part = self._part(blob)
-        if not part.exists() or os.access(part, os.W_OK):
-            return part
-        with open(part, "rb") as other:  # a lock needs no right to write
-            lock_part(other, file)
-        return part.with_name(f"{part.name}-{os.geteuid()}")
 
 
 def lock_part(part: IO[bytes], file: HubFile) -> None:

@@ -177,7 +177,8 @@ def resume_command(run: str, climb: str, upgrade: events.UpgradeStep | None, las
     """Return the command that goes on with a run, or does the same again, without "moebox"."""
     if upgrade:  # old journals have no command
         return upgrade.command or f"upgrade {shlex.quote(upgrade.recipe)} {shlex.quote(upgrade.to)}"
-    return f"{climb or 'run'} --resume {shlex.quote(run)}" if climb or not last.command else last.command
+    again = f"{climb} --resume {shlex.quote(run)}"
+    return again if climb else last.command or f"run{again}"
 
 
 def unfinished_step(pipeline: Pipeline, entries: Sequence[JournalEntry]) -> str:

@@ -1,8 +1,4 @@
-"""Runs as a list. Rows are cached until a file they were read from changes, so a thousand runs are listed at once.
-
-The cache lies in the user's cache directory and can be deleted at any time. `recipe_history` lists what ran of one
-recipe, with regressions against the last kept version.
-"""
+"""Runs as a list. Rows are cached until a file they were read from changes, so a thousand runs are listed at once."""
 
 import contextlib
 import hashlib

@@ -145,7 +145,7 @@ class Installer:
         if not build_commands(tree, "", box, jobs):
             raise Unsupported(f"moebox cannot build {source.engine}", hint=f"install it: {source.engine}==VERSION")
         earlier = [each.source for each in installs.list_installs() if each.engine == source.engine and each.source]
-        tree = tree or (earlier[-1] if earlier else "")
+        tree = tree or ["", *earlier][-1]
         refuse_if(not tree, f"{source}: which source tree?", hint=f"moebox engines install {source} DIR")
         remote = "://" in tree
         is_git = remote or tree.endswith(".git") or (Path(tree) / ".git").exists()
