@@ -67,10 +67,9 @@ def find_start(command: str, name: str, resume: str) -> tuple[Recipe, Run | None
     refuse_if(bool(name) == bool(resume), text, hint=f"`moebox {command} recipe.toml`")
     if resume:
         run = Run.open(resume)
-        begun = next((entry.command for entry in run.read_events() if isinstance(entry, ClimbBegan)), command)
-        unknown = begun != command or not (run.path / trials.START_FILE).exists()
+        begun = next((entry.command for entry in run.read_events() if isinstance(entry, ClimbBegan)), "")
         hint = f"`moebox {command} RECIPE` begins one"
-        refuse_if(unknown, f"{run.path} is not a run of `moebox {command}`", hint=hint)
+        refuse_if(begun != command, f"{run.path} is not a run of `moebox {command}`", hint=hint)
         return codec.read_toml(Recipe, run.path / trials.START_FILE), Run.resume(resume)
     recipe = recipes.load_recipe(name)
     check_climb_settings(recipe)

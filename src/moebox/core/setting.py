@@ -47,7 +47,7 @@ def split_settings(base: T, texts: Sequence[str], known: Sequence[str] = ()) -> 
     others = [text for text in texts if split_setting(text)[0].partition(".")[0] not in names]
     wrong = ", ".join(sorted({split_setting(text)[0] for text in others} - {*known}))
     hint = suggest_names(wrong, [*names, *known])
-    refuse_if(known and wrong, f"--set {wrong}: there is no such setting", hint=hint)
+    refuse_if(wrong * bool(known), f"--set {wrong}: there is no such setting", hint=hint)
     return apply_settings(base, [text for text in texts if text not in others]), others
 
 
@@ -155,10 +155,7 @@ def _without_none(kind: Any) -> Any:
 
 
 def with_settings(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
-    """Return `recipe` with every path of `changes` set; None removes a key of a table with any keys.
-
-    Raise BadInput for an unknown path or an invalid value.
-    """
+    """Return `recipe` with every path of `changes` set (None removes a key); BadInput for an unknown path or value."""
     document = codec.to_plain(recipe)
     for path, value in changes.items():
         names, key = split_path(path)

@@ -271,10 +271,7 @@ def load_trials(recipe: Recipe, run: Run, effort: ClimbEffort, command: str) -> 
 def climb(
     recipe: Recipe, run: Run, *, effort: ClimbEffort, notify: ClimbListener = lambda *_: None, box: Box | None = None
 ) -> TrialRunner:
-    """Try the settings in the recipe's `climb` table. Resume if the run folder has a climb of the same recipe.
-
-    A step that does not fit `box` is skipped. Raise AnswerIsNo if the first step fails.
-    """
+    """Try the settings in the recipe's `climb` table, or go on with that. Raise AnswerIsNo if the first step fails."""
     walk.check_climb_settings(recipe)
     climber = TrialRunner(recipe, run, effort, notify, box)
     for change, reason in walk.unreachable_settings(recipe).items():

@@ -24,6 +24,8 @@ from moebox.flows.trials import BEST_FILE, ClimbListener, TrialRunner
 from moebox.flows.tune_state import Changes, Gains, ScreenTrial, SettingGain, TuneOptions, TuneState, single_key
 from moebox.flows.walk import ClimbEffort, ClimbTrial, SettingStep, checks_for, current_value
 from moebox.planner.speed import Speed
+from moebox.report.charts import HEIGHT, WIDTH
+from moebox.report.svg import inline_colours, svg_tag
 from moebox.serve import power
 from moebox.serve.guard import CAPS_FILE
 from moebox.serve.order import recipe_gpus
@@ -41,10 +43,7 @@ RESERVED = 4  # times the first trial: a finalist, and A B B A with three starts
 def tune(
     recipe: Recipe, run: Run, options: TuneOptions, effort: ClimbEffort, notify: ClimbListener, box: Box | None
 ) -> "Tuner":
-    """Search for better settings; resume if the run folder has a tuning. Return the trials and what was found.
-
-    Raise AnswerIsNo if the recipe itself fails, or the budget ends before it is measured.
-    """
+    """Search for better settings, or go on. Raise AnswerIsNo if the recipe fails or is not measured in time."""
     for left_over in run.path.rglob(CAPS_FILE):  # moebox and the guard were both killed
         power.restore_caps(left_over)
     tuner = Tuner(recipe, run, effort, notify, box, options=options)
@@ -249,10 +248,9 @@ class Tuner(TrialRunner):
         return row
 
     def try_finalists(self, pool: list[Changes]) -> None:
-        """Check and measure the finalists with the whole model.
+        """Check and measure the finalists with the whole model; one that fails, without each of its settings.
 
-        If one fails, it is tried without each of its settings, the one that most checks depend on first. What passes
-        without a setting shows that the setting is to blame, and nothing else is tried with it.
+        What passes without a setting shows that the setting is to blame, and nothing else is tried with it.
         """
         queue: list[tuple[Changes, str]] = [(changes, "") for changes in pool]  # and the setting that was left out
         tried: set[str] = set()
@@ -355,4 +353,9 @@ class Tuner(TrialRunner):
         self.run.write_file(BEST_FILE, "".join(lines) + codec.to_toml(best.recipe))
         self.update(result=result)
         self.save_table(ended=True)
-        self.run.write_file("pareto.svg", tune_state.draw_pareto(self.trials, self.state.screened))
+        charts = tune_state.pareto_charts(self.trials, self.state.screened)
+        svgs = (
+            svg_tag("svg", str(svg), y=HEIGHT * row, width=WIDTH, height=HEIGHT) for row, (_, svg) in enumerate(charts)
+        )
+        view = {"xmlns": "http://www.w3.org/2000/svg", "viewBox": f"0 0 {WIDTH:g} {HEIGHT * len(charts):g}"}
+        self.run.write_file("pareto.svg", inline_colours(svg_tag("svg", "".join(svgs), **view, font_size=12)))

@@ -17,8 +17,7 @@ from moebox.errors import is_interrupt
 from moebox.flows.pace import SpeedRounds, bracketing_gain
 from moebox.flows.trials import TrialRunner
 from moebox.flows.walk import ClimbTrial, with_setting
-from moebox.report.charts import HEIGHT, WIDTH, ChartAxis, ChartSeries, draw_lines
-from moebox.report.svg import inline_colours, svg_tag
+from moebox.report.charts import ChartAxis, ChartSeries, draw_lines
 from moebox.serve import power
 from moebox.units import format_seconds, format_tok_s, plural
 
@@ -214,14 +213,6 @@ def sweep_caps(runner: TrialRunner, recipe: Recipe) -> tuple[tuple[CapMeasuremen
 
 START, WHOLE, SCREENED, FRONT = 1, 2, 3, 4  # places in the palette
 Measured = tuple[float, float, float]  # tok/s, TTFT in ms, watts
-
-
-def draw_pareto(trials: Sequence[ClimbTrial], screened: Sequence[ScreenTrial]) -> str:
-    """The charts as one file, one below the other."""
-    charts = pareto_charts(trials, screened)
-    svgs = (svg_tag("svg", str(svg), y=HEIGHT * row, width=WIDTH, height=HEIGHT) for row, (_, svg) in enumerate(charts))
-    view = {"xmlns": "http://www.w3.org/2000/svg", "viewBox": f"0 0 {WIDTH:g} {HEIGHT * len(charts):g}"}
-    return inline_colours(svg_tag("svg", "".join(svgs), **view, font_size=12))
 
 
 def pareto_charts(trials: Sequence[ClimbTrial], screened: Sequence[ScreenTrial]) -> list[tuple[str, Markup]]:

@@ -239,7 +239,7 @@ def read_run(run: Run) -> RunRecord:
     climb_began = next((event.command for event in history.events_of(entries, events.ClimbBegan)), "")
     has_best = (run.path / "best.toml").exists()
     climb_ended = is_true(climb, "ended") or has_best
-    ends = [] if pipeline.steps or has_best else history.events_of(entries[-1:], events.CommandEnded)
+    ends = history.events_of(entries[-1:], events.CommandEnded) * (not (pipeline.steps or has_best))
     last = next(iter(ends), events.CommandEnded())  # nothing went on since
     if not step and climb_began and not climb_ended:
         step = climb_began
@@ -248,7 +248,7 @@ def read_run(run: Run) -> RunRecord:
     result = reader.read(UpgradeResult, UPGRADE_FILE)
     if upgrade and not result:
         step = "upgrade"
-    step = "" if last.message else step or last.step
+    step = (step or last.step) * (not last.message)
     server = last_server(entries, tasks)
     left_in, unanswered = bench_end(server, loads)
     step = step or ("" if recipe else left_in)

@@ -42,8 +42,10 @@ def prepare_store(deployment: Deployment) -> Path | None:
     if not tiers.disk_gib:
         return None
     folder, identity = Path(store_folder(deployment)), store_identity(deployment)
-    if weights := weights_digest(deployment):  # those under the same path may be others by now
-        identity["bytes"] = weights
+    if weights := preflight.weight_files(deployment):  # those under the same path may be others by now
+        every = (*weights, *weights[0].parent.glob("config.json"))  # in the Hub's cache links to hashes
+        seen = [(file.resolve().name, file.stat().st_size, file.stat().st_mtime_ns) for file in every]
+        identity["bytes"] = hashlib.sha256(repr(seen).encode()).hexdigest()
     if digest := preflight.image_digest(deployment):  # pulled since the folder was named, or again under the same tag
         identity["image digest"] = digest
     try:
@@ -67,17 +69,6 @@ def prepare_store(deployment: Deployment) -> Path | None:
     except OSError as problem:
         raise ExternalError(f"the KV store {folder} cannot be used: {problem.strerror}") from None
     return folder
-
-
-def weights_digest(deployment: Deployment) -> str:
-    """Return a digest of the weight files on this machine and their config by name, size and time; "" without any."""
-    weights = preflight.weight_files(deployment)
-    if not weights:
-        return ""
-    found = (*weights, *weights[0].parent.glob("config.json"))
-    # A file of the Hub's cache is a link to one that has its hash as name.
-    seen = [(file.resolve().name, file.stat().st_size, file.stat().st_mtime_ns) for file in found]
-    return hashlib.sha256(repr(seen).encode()).hexdigest()
 
 
 def trim_store(folder: Path, record: StoreRecord) -> int:
