@@ -1,6 +1,7 @@
 """`moebox calibrations`: kept, listed, used by plan and forecast, handed on, removed; broken files named."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -136,6 +137,104 @@ def test_impossible_times_of_a_shared_file_are_one_line(
     assert (code, "impossible times" in err) == (2, True)
     file.write_text(json.dumps({**codec.to_plain(kept), "expected": [usual]}))
     assert run(capsys, "calibrations", "import", str(file))[0] == 0
+
+
+def import_changed(found: Calibration, folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Import a calibration from a file: the exit code and stderr, of a refusal in one line and a hint."""
+    file = folder / "shared.json"
+    file.write_text(codec.to_json(found))
+    code, _, err = run(capsys, "calibrations", "import", str(file))
+    words = " ".join(err.split())
+    assert code == 0 or re.fullmatch(r"error: .* hint: measure again: `moebox rehearse RECIPE --measure`", words)
+    return code, words
+
+
+@pytest.mark.parametrize(("factor", "code"), [(1e-6, 2), (1e-3, 2), (0.5, 0)])
+def test_steps_faster_than_their_weights_can_be_read_are_refused(
+    factor: float, code: int, kept: Calibration, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Times in another unit are below what the box's memory bandwidth allows for the experts of one token."""
+    shorter = [
+        replace(
+            boot,
+            decode=tuple(replace(each, seconds=each.seconds * factor) for each in boot.decode),
+            prefill=tuple(replace(each, seconds=each.seconds * factor) for each in boot.prefill),
+        )
+        for boot in kept.boots
+    ]
+    found, err = import_changed(replace(kept, boots=tuple(shorter)), tmp_path, capsys)
+    assert found == code
+    assert code == 0 or ("impossible times: a step of 4 layers in " in err)
+
+
+def test_a_cpu_and_an_unknown_gpu_are_judged_by_what_is_known_of_them() -> None:
+    """RAM bandwidth has an upper limit; nothing is known of a GPU, a model or a format that no table has."""
+    shape = shape_id(resolve_model("kimi-k2.6")[0])
+    on_gpus = store.least_layer_s(shape, "int4-g32", "8x h200", "vllm")
+    assert 0 < on_gpus < store.least_layer_s(shape, "int4-g32", "1x h200", "vllm")
+    assert on_gpus < store.least_layer_s(shape, "int4-g32", "", "llama.cpp") < 1e-3
+    others = ((shape, "int4-g32", "8x future"), ("", "int4-g32", "8x h200"), (shape, "int1", "8x h200"))
+    assert all(store.least_layer_s(*words, "vllm") == 0 for words in others)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"date": "2999-01-01"}, "is in the future"),
+        ({"date": "2026-13-45"}, "is not a day like"),
+        ({"date": ""}, "is not a day like"),
+        ({"layers": 0}, "must be 1 or more"),
+        ({"fit_spread": -1.0}, "errors must be from 0 to 300"),
+        ({"id": ""}, "must be letters"),
+        ({"id": "../../outside"}, "must be letters"),
+        ({"id": "a\x1b[2Jb"}, r"'a\x1b[2Jb' must be letters"),
+        ({"id": "x" * 300}, "must be letters"),
+    ],
+)
+def test_an_impossible_date_or_id_is_refused(
+    change: dict[str, object], reason: str, kept: Calibration, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An id is the name of a file in the store, so it cannot lead out of it or control a terminal."""
+    code, err = import_changed(replace(kept, **change), tmp_path, capsys)  # type: ignore[arg-type]
+    assert (code, reason in err, "\x1b" in err) == (2, True, False)
+    assert [path.name for path in tmp_path.rglob("*.json") if "shared" not in path.name] == ["kimi-vllm-1.json"]
+
+
+@pytest.mark.parametrize(("field", "value"), [("batch", -1), ("batch", 0), ("spread", 3000.0), ("tokens", 0)])
+def test_a_number_that_forecasts_cannot_compute_with_is_refused(
+    field: str, value: float, kept: Calibration, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They were imported, and every plan for that box then ended in a traceback."""
+    kind = "prefill" if field == "tokens" else "decode"
+    boots = tuple(
+        replace(boot, **{kind: (replace(getattr(boot, kind)[0], **{field: value}), *getattr(boot, kind)[1:])})
+        for boot in kept.boots
+    )
+    assert import_changed(replace(kept, boots=boots), tmp_path, capsys)[0] == 2
+
+
+def test_a_stored_file_with_an_impossible_name_is_shown_escaped_and_removed(
+    kept: Calibration, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Earlier versions stored such files; each can be removed by the name that the list shows."""
+    folder = store.calibrations_dir()
+    for name in ("a\x1b[2Jb", "new\nline", "broken"):
+        (folder / f"{name}.json").write_text(codec.to_json(replace(kept, id=name)) if name != "broken" else "{")
+    shown = "".join(run(capsys, "calibrations")[1:])
+    assert "\x1b" not in shown
+    for name in (r"a\u001b[2Jb", r"new\u000aline", "broken"):
+        assert f"{name}.json" in shown
+        code, _, err = run(capsys, "calibrations", "remove", name)
+        assert (code, err.strip()) == (0, f"removed {name}")
+    assert [path.name for path in folder.iterdir()] == ["kimi-vllm-1.json"]
+
+
+def test_a_copied_file_is_known_by_its_own_name(kept: Calibration, capsys: pytest.CaptureFixture[str]) -> None:
+    """The list shows the name of the file, which removes that file and no other."""
+    folder = store.calibrations_dir()
+    (folder / "copy.json").write_text((folder / "kimi-vllm-1.json").read_text())
+    assert run(capsys, "calibrations", "remove", "copy")[0] == 0
+    assert [path.name for path in folder.iterdir()] == ["kimi-vllm-1.json"]
 
 
 def test_half_a_calibration_is_not_handed_on(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from moebox.checkpoint import deploy
 from moebox.cli import flags
-from moebox.cli.display import WaitingLine, make_table
+from moebox.cli.display import WaitingLine, make_group, make_table
 from moebox.cli.flags import AsJson, Settings, Switch
 from moebox.cli.output import Part, print_lines, print_note, print_parts, print_result
 from moebox.cli.signals import interrupt_message
@@ -155,8 +155,8 @@ def remove(name: str, *, json: AsJson = False) -> int:
     Args:
         name: Its id, or the beginning of it.
     """
-    found = store.remove_calibration(name)
-    return print_result(json, {"removed": found.id}, lambda: print_note(f"removed {found.id}"))
+    removed = store.remove_calibration(name)
+    return print_result(json, {"removed": removed}, lambda: print_note(f"removed {removed}"))
 
 
 def export(name: str, path: Path, *, json: AsJson = False) -> int:
@@ -204,5 +204,4 @@ def step_table(calibration: Calibration) -> Part:
         rate = f"{step.tok_s:,.1f}" if step.kind == "decode" else f"{step.tok_s:,.0f}"
         rows.append((step.kind, str(step.streams), format_count(step.tokens), format_seconds(step.seconds), rate))
     table = make_table(("", "streams", "context", "step", "tok/s"), rows, left_columns=("",))
-    table.title, table.title_justify = f"{calibration.layers} layers", "left"
-    return table
+    return make_group(f"{calibration.layers} layers", table)

@@ -10,6 +10,8 @@ from moebox.core.recipe import VISIBLE_DEVICES
 # Compute capability to architecture (CUDA programming guide, table of compute capabilities).
 GENERATIONS = {"8.0": "ampere", "8.6": "ampere-rtx", "8.9": "ada", "9.0": "hopper"}
 GENERATIONS |= {"10.0": "blackwell", "10.3": "blackwell", "12.0": "blackwell-rtx", "12.1": "blackwell-rtx"}
+CHANNEL_RATE = 8 * 8800 * 10**6  # bytes/s of one memory channel, MRDIMM-8800
+MAX_BANDWIDTH = 2 * 12 * CHANNEL_RATE  # bytes/s of RAM
 gpu_size = operator.attrgetter("memory", "bandwidth")
 LinkKind = Literal["nvlink", "pix", "pxb", "phb", "node", "sys", "fabric", "network"]
 EMBEDDED = " (embedded)"  # after the name of an engine that runs inside moebox, on CPUs only

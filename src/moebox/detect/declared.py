@@ -30,7 +30,7 @@ from types import MappingProxyType
 
 from moebox import codec
 from moebox.core import catalogue
-from moebox.core.box import Box, Cpu, Gpu, split_into_nodes
+from moebox.core.box import CHANNEL_RATE, MAX_BANDWIDTH, Box, Cpu, Gpu, split_into_nodes
 from moebox.data import FOLDER
 from moebox.errors import BadInput, UnknownName, refuse_if, require_all, suggest_names
 from moebox.loose import get_objects
@@ -43,8 +43,6 @@ MAX_GPUS = 128  # in one box: a rack has 72. A plan for 512 takes a minute and a
 MAX_NODES = 256
 MAX_NETWORK = 10**12  # bytes/s per GPU between nodes; NVLink's largest domains have 0.9e12
 MIN_RAM = 2**30  # a machine that serves models has more, so a unit was left out
-CHANNEL_RATE = 8 * 8800 * 10**6  # bytes/s of one memory channel, MRDIMM-8800
-MAX_BANDWIDTH = 2 * 12 * CHANNEL_RATE  # bytes/s of RAM
 MIN_BANDWIDTH = 10**9  # one channel of DDR3 has ten times as much, so a unit was left out
 
 

@@ -1,15 +1,26 @@
 """Stored calibrations: one JSON file each, in the user's data directory or $MOEBOX_CALIBRATIONS."""
 
+import functools
+import math
 import os
+import re
+import time
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from moebox import codec, files
-from moebox.core.box import Box
-from moebox.core.calibration import FORMAT, Calibration, DecodeStep, PrefillStep, calibrated_box, uses_cpu
+from moebox.core import catalogue
+from moebox.core.box import MAX_BANDWIDTH, Box
+from moebox.core.calibration import FORMAT, Calibration, DecodeStep, PrefillStep, calibrated_box, shape_id, uses_cpu
 from moebox.errors import BadInput, UnknownName, refuse_if
+from moebox.escape import escape_invisible
 
 MAX_STEP_S = 3600.0  # longer is not plausible; a shared file may contain anything
+MAX_SPREAD = 300.0  # standard deviation of ln(real / timed): its range is still a number
+SLACK = 0.5  # `--measure` replaces mixed GGUF types of up to 8.5 bits by the 4.5 of q4_0
+NAME = re.compile(r"[A-Za-z0-9._+-]{1,200}")  # ids are names of files
+DATE = re.compile(r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +48,9 @@ def stored_calibrations() -> StoredCalibrations:
     found, unreadable = [], []
     for path in sorted(folder.glob("*.json")):
         try:
-            found.append(read_calibration(path))
+            found.append(replace(read_calibration(path), id=path.stem))
         except BadInput as problem:
-            unreadable.append(problem.message)
+            unreadable.append(escape_invisible(problem.message, keep=""))
     found.sort(key=lambda calibration: (calibration.date, calibration.id), reverse=True)
     return StoredCalibrations(calibrations=tuple(found), unreadable=tuple(unreadable))
 
@@ -51,24 +62,61 @@ def read_calibration(path: Path) -> Calibration:
     hint = "`moebox calibrations export` writes them"
     refuse_if(written_format != FORMAT, f"{path}: not a calibration of format {FORMAT}", hint=hint)
     found = codec.decode(Calibration, value, where=str(path))
+    counts, times = [found.layers], []
+    shares = [found.fit_spread, found.prompt_fit_spread, found.doubt]
     for boot in found.boots:
         steps: list[DecodeStep | PrefillStep] = [*boot.decode, *boot.prefill]
-        plausible = all(0 < step.seconds < MAX_STEP_S and 0 <= step.spread < MAX_STEP_S for step in steps)
-        refuse_if(boot.layers < 1 or not plausible, f"{path}: a boot of {boot.layers} layers has impossible times")
-    plausible = all(0 < step.layer_s < MAX_STEP_S and abs(step.fixed_s) < MAX_STEP_S for step in found.expected)
-    refuse_if(not plausible, f"{path}: an expected step has impossible times")
+        counts += [boot.layers, *(step.batch for step in boot.decode), *(step.tokens for step in boot.prefill)]
+        times += [(boot.layers, step.seconds) for step in steps]
+        shares += [step.spread for step in steps]
+    for expected in found.expected:
+        times += [(found.layers, expected.fixed_s + expected.layer_s * found.layers), (1, expected.layer_s)]
+    least_s = max(SLACK * least_layer_s(found.shape, found.quant, found.place.gpus, found.engine), 1e-9)
+    impossible = [(layers, seconds) for layers, seconds in times if not layers * least_s <= seconds < MAX_STEP_S]
+    layers, seconds = next(iter(impossible), (1, 0.0))
+    tomorrow = time.strftime("%Y-%m-%d", time.localtime(time.time() + 86400))  # it may be today elsewhere
+    rules = {
+        f"the id {found.id!r} must be letters, digits, dots, dashes and underscores": NAME.fullmatch(found.id),
+        f"the date {found.date!r} is not a day like 2026-11-15": DATE.fullmatch(found.date),
+        f"the date {found.date} is in the future": found.date <= tomorrow,
+        "layers, streams and prompts must be 1 or more": min(counts) > 0,
+        f"errors must be from 0 to {MAX_SPREAD:g}": all(0 <= share <= MAX_SPREAD for share in shares),
+        f"impossible times: a step of {layers} layers in {seconds:.2g} s (from {layers * least_s:.2g} s, in which the "
+        f"box reads the weights that one token needs, to {MAX_STEP_S:,.0f} s)": not impossible,
+    }
+    for rule, holds in rules.items():
+        refuse_if(not holds, f"{path}: {rule}", hint="measure again: `moebox rehearse RECIPE --measure`")
     return found
+
+
+@functools.cache
+def least_layer_s(shape: str, quant: str, gpus: str, engine: str) -> float:
+    """Return the seconds in which a box reads the experts of one token in a layer; 0 if a table lacks one of them.
+
+    A layer without experts has about as many bytes as those of one token.
+    """
+    alike = (model for model in catalogue.models().values() if shape_id(model) == shape)
+    forms = ((m, each) for m in alike for each in catalogue.published_checkpoints(m.name) if each.quant == quant)
+    sizes = [each.expert_layer_bytes * model.experts_used / model.experts for model, each in forms]
+    known, counts = catalogue.gpus(), re.findall(r"(\d{1,4})x (\S+)", gpus)
+    rate = sum(int(count) * getattr(known.get(name), "bandwidth", math.inf) for count, name in counts)
+    return min(sizes, default=0.0) / (rate + MAX_BANDWIDTH * uses_cpu(engine) or math.inf)
 
 
 def find_calibration(name: str) -> Calibration:
     """Find a calibration by its id, or the beginning of it."""
     known = {calibration.id: calibration for calibration in stored_calibrations().calibrations}
+    return known[complete_name(name, known)]
+
+
+def complete_name(name: str, known: Collection[str]) -> str:
+    """Return the one of the `known` names that is `name` or begins with it."""
     near = [name] if name in known else [key for key in known if name and key.startswith(name)]
     refuse_if(len(near) > 1, f"{len(near)} calibrations begin with {name!r}", hint=", ".join(near[:5]))
     if not near:
         hint = None if known else "`moebox rehearse RECIPE --measure` makes one"
         raise UnknownName("calibration", name, known, hint=hint)
-    return known[near[0]]
+    return near[0]
 
 
 def store_calibration(calibration: Calibration) -> Path:
@@ -86,10 +134,12 @@ def write_calibration(calibration: Calibration, path: Path, *, mode: int | None 
         return files.write_atomic(path, codec.to_json(calibration) + "\n", mode=mode, sync=True)
 
 
-def remove_calibration(name: str) -> Calibration:
-    found = find_calibration(name)
-    (calibrations_dir() / f"{found.id}.json").unlink(missing_ok=True)
-    return found
+def remove_calibration(name: str) -> str:
+    """Remove a file of the store, readable or not, by its name or the beginning of it. Return the name as shown."""
+    paths = {escape_invisible(path.stem, keep=""): path for path in calibrations_dir().glob("*.json")}
+    shown = complete_name(escape_invisible(name, keep=""), paths)
+    paths[shown].unlink(missing_ok=True)
+    return shown
 
 
 def with_calibrations(box: Box) -> Box:
