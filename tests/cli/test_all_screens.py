@@ -30,7 +30,7 @@ SCREENS = {
     "calibrations remove": ("nothing", 2, "error: "),
     "calibrations export": ("nothing -o x.json", 2, "error: "),
     "calibrations import": ("no-such-file.json", 2, "error: "),
-    "doctor box": (BOX, 0, "11 checks: 0 failed, 0 with warnings, 2 could not be made"),
+    "doctor box": (BOX, 0, "11 checks: 0 failed, 0 with warnings, 11 could not be made"),
     "doctor engine": ("vllm", 0, "checks: 0 failed"),
     "doctor logs": (str(LOG), 1, "cause: another program listens on the port"),
     "doctor kernels": ("", 2, "error: "),

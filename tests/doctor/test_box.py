@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from moebox.cli import main
 from moebox.core.box import Box, Host, Link, Pcie
 from moebox.core.catalogue import find_gpu
 from moebox.doctor.box import HostCheck, KernelSettings, check_box, read_settings
@@ -95,6 +96,23 @@ def test_this_machine_can_be_read() -> None:
     """Limits and page settings of whatever runs the tests."""
     assert read_settings().files != 0
     assert read_settings().huge_total >= 0
+
+
+def test_a_declared_box_gets_no_ticks(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing was read from its hardware: no check passed, and a narrow slot that is declared is still a warning."""
+    assert main(["doctor", "box", "--box", "8x-h200"]) == 0
+    shown = capsys.readouterr().out
+    assert "✓" not in shown
+    assert "? gpu7 pcie       x16 of x16: declared, not read" in shown
+    narrow = dataclasses.replace(CARD, pcie=dataclasses.replace(CARD.pcie, width=8))  # type: ignore[type-var]
+    declared = dataclasses.replace(box(), gpus=(CARD, narrow), source="declared")
+    found = {one.name: one.verdict for one in check_box(declared)}
+    assert (found["gpu0 pcie"], found["gpu1 pcie"], found["p2p"], found["iommu"]) == (
+        "unknown",
+        "warn",
+        "unknown",
+        "unknown",
+    )
 
 
 def test_the_command_prints_one_document() -> None:

@@ -9,7 +9,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -66,6 +66,9 @@ def check_box(box: Box, *, settings: KernelSettings | None = None, need: int = 0
         checks += _check_host(box, box.host, need)
     else:
         checks.append(HostCheck("host", "unknown", "the box is declared, not detected"))
+    for number, check in enumerate(checks):
+        if box.source == "declared" and check.verdict == "pass":
+            checks[number] = replace(check, verdict="unknown", found=f"{check.found}: declared, not read")
     return [*checks, *_check_settings(box, settings)] if settings else checks
 
 
