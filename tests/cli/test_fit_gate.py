@@ -59,6 +59,38 @@ def test_a_forecast_begins_with_the_misfit(too_large: str, capsys: pytest.Captur
     assert "does not fit" in document["warnings"][0]["text"]
 
 
+@pytest.mark.parametrize("setting", ["parallel.tp=4", "kv_tiers.ram_gib=2000"])
+def test_up_forecast_and_twin_refuse_alike(tmp_path: Path, capsys: pytest.CaptureFixture[str], setting: str):
+    """The same recipe gets the same sentence and exit code 1 from each; a forecast goes on below it, without offers."""
+    path = tmp_path / "recipe.toml"
+    box = "8x-rtx-pro-6000-server+256GB"
+    path.write_text(recipe_text("kimi-k2.6", "--box", box, "--engine", "vllm"))
+    changed = [str(path), "--set", setting]
+    texts = []
+    for words in (["up", *changed, "--dry-run"], ["twin", *changed, "--port", "0"], ["forecast", *changed]):
+        assert main(words) == 1
+        printed = capsys.readouterr()
+        texts.append(" ".join((printed.err + printed.out).split()))
+    reason, remedy = re.match(r"error: (.*) hint: (.*); --force goes on", texts[0]).groups()  # type: ignore[union-attr]
+    assert "does not fit on" in reason
+    assert texts[1] == f"error: {reason} hint: {remedy}"
+    assert texts[2].startswith(f"fatal: {reason}; {remedy}. These speeds are hypothetical.")
+    assert main(["forecast", *changed, "--workload", "agents", "--concurrency", "4"]) == 1
+    printed = capsys.readouterr()
+    shown = " ".join((printed.err + printed.out).split())
+    assert reason in shown
+    assert "--set kv_tiers" not in shown
+
+
+def test_a_cache_from_the_engines_log_replaces_the_judgement(too_large: str, capsys: pytest.CaptureFixture[str]):
+    """simulation.kv_tokens says that the engine runs: forecast and twin both believe it."""
+    words = [too_large, "--set", "simulation.kv_tokens=200k"]
+    assert main(["forecast", *words]) == 0
+    assert "does not fit" not in capsys.readouterr().out
+    assert main(["twin", *words, "--port", "0", "--set", "simulation.accept=2"]) == 2
+    assert "simulation.accept=2 is not a share" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("words", [["plan", "--users", "4", "--slo", "ttft=2s"], ["render"]])
 def test_a_fleet_with_such_a_member_is_refused(
     too_large: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, words: list[str]

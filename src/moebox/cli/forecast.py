@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from moebox.cli import flags
 from moebox.cli.display import arrange_speeds, make_table
 from moebox.cli.flags import AsJson, Ram, RamBandwidth, Settings, Switch, parse_counts, parse_token_count
-from moebox.cli.forecast_target import NO_PLAN_ARGS, ForecastTarget, PlanArgs, find_target, refuse_without_cache
+from moebox.cli.forecast_target import NO_PLAN_ARGS, ForecastTarget, PlanArgs, find_target, with_facts
 from moebox.cli.output import Part, print_parts, print_result
 from moebox.core.plan import PlanWarning
 from moebox.core.registry import engine_display_name
@@ -26,7 +26,6 @@ from moebox.planner.rate import sizes_up_to
 from moebox.planner.simulate import STREAMS, scheduler_rules, simulated_workloads
 from moebox.planner.speed.links import describe_network
 from moebox.planner.speed.ranges import RangeKind
-from moebox.planner.warnings import short_cache_warnings
 from moebox.units import format_count, format_percent, format_seconds, plural
 
 CONTEXTS = (0, 16384, 32768, 65536, 131072)
@@ -51,7 +50,7 @@ def _decode_table(rows: list[ForecastRow]) -> ForecastTable:
         cells[row["context"], row["concurrency"]] = text + "*" * (not row["fits"])
     streams, lines = arrange_speeds(cells)
     fits = all(row["fits"] for row in rows)
-    over = "" if fits else "; * more than the engine runs at a time (cache or max_seqs)"
+    over = "; * more than the engine runs at a time (cache or max_seqs)" * (not fits)
     return ("context", *(plural(many, "stream") for many in streams)), lines, f"decode tok/s of all streams{over}"
 
 
@@ -101,8 +100,8 @@ def tier_table(rows: Sequence[ForecastRow]) -> ForecastTable:
     many, length = rows[0]["conversations"], format_count(rows[0]["conversation_tokens"])
     remark = f"{many} conversations of up to {length} tokens; hits: prompt tokens not computed again"
     gains = rows[-1]["hit_share"] - rows[0]["hit_share"] > MIN_GAIN
-    remark += f"\n{rows[-1]['setting'] if gains else rows[0]['without_tier']}"
-    return ("KV cache", "tokens", "hits", "TTFT of later turns", "low", "high"), lines, remark
+    remark += f"; later TTFT: after the first turn\n{rows[-1]['setting'] if gains else rows[0]['without_tier']}"
+    return ("KV cache", "tokens", "hits", "later TTFT", "low", "high"), lines, remark
 
 
 FORECAST_TABLES = {"decode": _decode_table, "prefill": _prefill_table}
@@ -176,7 +175,7 @@ def forecast(
     # A plan has room for the longest context and request, and for all streams
     limits = replace(limits, context=max(longest, 1024) if longest else None, concurrency=most or None)
     found = find_target(target, box, others, constraints=limits, ram=ram, ram_bandwidth=ram_bandwidth)
-    found = _with_facts(found, facts, 0 if is_recipe else most, request)
+    found = with_facts(found, facts, 0 if is_recipe else most, request)
     mode = next(iter(modes), "stream" if found.deployment.engine.offloads_experts else "decode")
     _refuse_unused(mode, work, plan, is_recipe=is_recipe)
     length, limit = max((*contexts, *prompts), default=0), found.recipe.context
@@ -185,7 +184,7 @@ def forecast(
         warning = PlanWarning(text=f"{text}: these speeds are hypothetical", remedy=f"context = {length}")
         found = replace(found, warnings=(*found.warnings, warning))
     rows, tiers = _forecast_rows(mode, found, work, prompts if mode == "prefill" else contexts, streams), []
-    if mode == "serving" and work.workload.turns > 1:
+    if mode == "serving" and work.workload.turns > 1 and not found.misfit:
         rules = scheduler_rules(found.recipe, found.memory.kv_tokens, found.speed, found.memory)
         tiers = rows_of.tier_rows(found.deployment, found.memory, found.speed, rules, simulated_workloads(work)[-1])
     document = forecast_document(mode, found, rows) | {"kv_tiers": tiers}
@@ -206,24 +205,6 @@ def _with_flags(
     rates = flags.parse_rates(rate)
     concurrency = () if rates else tuple(streams) or work.concurrency
     return replace(work, workload=tokens, rate=rates or work.rate, concurrency=concurrency)
-
-
-def _with_facts(found: ForecastTarget, facts: Simulation, streams: int, length: int) -> ForecastTarget:
-    """Take cache and acceptance from the user, who knows better than the planner.
-
-    `streams` requests of `length` run, if any: they decide whether to warn of a short cache, not the longest possible.
-    """
-    memory, misfit, warnings = found.memory, found.misfit, found.warnings
-    if facts.kv_tokens is not None:
-        memory, misfit = replace(memory, kv_tokens=facts.kv_tokens), None
-    if streams:
-        of_context = short_cache_warnings(found.deployment, found.memory, streams, found.recipe.context)
-        of_requests = short_cache_warnings(found.deployment, memory, streams, length)
-        warnings = (*(warning for warning in warnings if warning not in of_context), *of_requests)
-    if facts.accept is not None:
-        refuse_if(not 0 <= facts.accept < 1, f"simulation.accept={facts.accept:g} is not a share between 0 and 1")
-        refuse_if(found.recipe.speculate is None, "simulation.accept is for a draft", hint="--speculate eagle3")
-    return replace(found, memory=memory, misfit=misfit, warnings=warnings, accept=facts.accept)
 
 
 def _refuse_unused(mode: Mode, work: WorkloadFile, plan: PlanArgs, *, is_recipe: bool) -> None:
@@ -256,7 +237,8 @@ def _forecast_rows(
     if mode == "stream":
         tokens = tuple(lengths or sizes_up_to(limit, HYBRID_CONTEXTS))
         return rows_of.stream_rows(speed, tokens, min(max(4096, speed.chunk_tokens), limit))
-    refuse_without_cache(memory.kv_tokens)
+    if memory.kv_tokens < 1:
+        target.refuse_unservable()
     rules = scheduler_rules(target.recipe, memory.kv_tokens, speed, memory)
     tiers = cache_tiers(target.deployment, target.recipe.tiers)
     return rows_of.serving_rows(speed, rules, simulated_workloads(work), tiers)
@@ -290,7 +272,7 @@ def forecast_document(mode: Mode, target: ForecastTarget, rows: list[ForecastRow
 def describe_range(mode: Mode, target: ForecastTarget, rows: list[ForecastRow]) -> str:
     """Return the range of the forecast, the widest if rows have their own, and what it rests on."""
     speed = target.speed
-    prompts = f"; prompts and TTFT {speed.range_text('prompt')}" if mode in ("serving", "stream") else ""
+    prompts = f"; prompts and TTFT {speed.range_text('prompt')}" * (mode in ("serving", "stream"))
     if not speed.measured:
         return f"forecast, not a measurement: expect {speed.range_text(RANGES[mode])}{prompts}"
     edges = ((row, edge) for row in rows for edge in ("low_tok_s", "high_tok_s") if row.get("output_throughput"))
@@ -304,7 +286,7 @@ def forecast_page(
 ) -> Iterator[Part]:
     """Yield title, table, range and warnings for the terminal."""
     recipe, box = target.recipe, target.deployment.required_box
-    words = [engine_display_name(recipe.engine)] + (["community image"] if recipe.runtime.preset else [])
+    words = [engine_display_name(recipe.engine), *["community image"] * bool(recipe.runtime.preset)]
     words += recipe.parallel.labels if recipe.hybrid is None else []
     words += [f"{recipe.kv} cache of {format_count(target.memory.kv_tokens)} tokens"]
     words += [f"{recipe.speculate.method} ×{recipe.speculate.tokens}"] if recipe.speculate else []

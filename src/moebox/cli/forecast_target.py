@@ -1,7 +1,7 @@
 """The flags that constrain a plan, and the deployment that a forecast or a twin is of."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from moebox import codec
@@ -11,6 +11,7 @@ from moebox.core.deployment import Deployment
 from moebox.core.plan import Goal, Memory, PlanWarning
 from moebox.core.recipe import Recipe
 from moebox.core.setting import split_setting
+from moebox.core.workload_file import Simulation
 from moebox.engines import check_recipe, memory_budget
 from moebox.errors import DoesNotFit, refuse_if
 from moebox.flows import recipes
@@ -18,7 +19,7 @@ from moebox.planner.choose import choose_plan, search_candidates
 from moebox.planner.constraints import CommonConstraints, Constraints, parse_expert_counts, split_constraints
 from moebox.planner.fit import Misfit, find_misfit
 from moebox.planner.speed import Speed
-from moebox.planner.warnings import known_issues, socket_warnings
+from moebox.planner.warnings import known_issues, short_cache_warnings, socket_warnings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +89,12 @@ class ForecastTarget:
         speed = Speed.for_deployment(self.deployment)
         return speed if self.accept is None else speed.with_acceptance(self.accept)
 
+    def refuse_unservable(self) -> None:
+        """Raise the error of `moebox up` if it does not fit, or BadInput if no memory is left for a cache."""
+        if self.misfit:
+            raise self.misfit.error(can_force=False)
+        refuse_if(self.memory.kv_tokens < 1, "no memory is left for a cache", hint="`moebox plan` shows the memory")
+
 
 def find_target(
     name: str,
@@ -137,6 +144,19 @@ def _describe_deployment(deployment: Deployment) -> ForecastTarget:
     return ForecastTarget(deployment=deployment, memory=memory_budget(deployment), warnings=warnings, misfit=misfit)
 
 
-def refuse_without_cache(kv_tokens: int) -> None:
-    """Raise BadInput if there is no memory for a cache."""
-    refuse_if(kv_tokens < 1, "no memory is left for a cache", hint="`moebox plan` shows the memory")
+def with_facts(found: ForecastTarget, facts: Simulation, streams: int = 0, length: int = 0) -> ForecastTarget:
+    """Take cache and acceptance from the user, who knows better than the planner.
+
+    `streams` requests of `length` run, if any: they decide whether to warn of a short cache, not the longest possible.
+    """
+    memory, misfit, warnings = found.memory, found.misfit, found.warnings
+    if facts.kv_tokens is not None:
+        memory, misfit = replace(memory, kv_tokens=facts.kv_tokens), None
+    if streams:
+        of_context = short_cache_warnings(found.deployment, found.memory, streams, found.recipe.context)
+        of_requests = short_cache_warnings(found.deployment, memory, streams, length)
+        warnings = (*(warning for warning in warnings if warning not in of_context), *of_requests)
+    if facts.accept is not None:
+        refuse_if(not 0 <= facts.accept < 1, f"simulation.accept={facts.accept:g} is not a share between 0 and 1")
+        refuse_if(found.recipe.speculate is None, "simulation.accept is for a draft", hint="--speculate eagle3")
+    return replace(found, memory=memory, misfit=misfit, warnings=warnings, accept=facts.accept)

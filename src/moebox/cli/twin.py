@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from moebox.cli import flags
 from moebox.cli.flags import AsJson, Settings
-from moebox.cli.forecast_target import find_target, refuse_without_cache
+from moebox.cli.forecast_target import find_target, with_facts
 from moebox.cli.output import print_note, print_result
 from moebox.core.setting import split_settings
 from moebox.core.traits import LAST_PORT
@@ -55,9 +55,9 @@ def twin(
     refuse_out_of_range("--port", port, 0, LAST_PORT)
     refuse_if(not 0 < speed <= 1e6, f"--speed {speed:g} is out of range", hint="2 is twice as fast as the box")
     assumed, others = split_settings(WorkloadFile(), settings)
-    found = find_target(target, box, others)
-    recipe, capacity = found.recipe, assumed.simulation.kv_tokens or found.memory.kv_tokens
-    refuse_without_cache(capacity)
+    found = with_facts(find_target(target, box, others), assumed.simulation)
+    found.refuse_unservable()
+    recipe, capacity = found.recipe, found.memory.kv_tokens
     if open:
         flags.refuse_unused("--open requires no key", key_env=key_env)
     key = os.environ.get(key_env or recipe.listen.key_env, "")

@@ -21,9 +21,10 @@ class Misfit:
     remedy: str  # the nearest setting that fits
     shortfall: int = 0  # bytes
 
-    def error(self) -> DoesNotFit:
+    def error(self, *, can_force: bool = True) -> DoesNotFit:
         """The error of a command that stops here."""
-        return DoesNotFit(self.text, shortfall=self.shortfall, hint=f"{self.remedy}; --force goes on")
+        hint = self.remedy + "; --force goes on" * can_force
+        return DoesNotFit(self.text, shortfall=self.shortfall, hint=hint)
 
 
 def find_misfit(deployment: Deployment) -> Misfit | None:
