@@ -6,12 +6,7 @@ from dataclasses import dataclass
 
 from moebox import codec
 from moebox.core.box import Box
-from moebox.core.deployment import Deployment
-from moebox.core.plan import Memory
 from moebox.core.recipe import Recipe
-from moebox.errors import refuse_if
-from moebox.planner.simulate import scheduler_rules
-from moebox.planner.speed import Speed
 from moebox_fleet.cost import Cost, Prices, fleet_cost
 from moebox_fleet.simulate import BoxModel, FleetOutcome, FleetQuestion
 from moebox_fleet.size import MAX_BOXES, SizedFleet, size_fleet
@@ -53,15 +48,6 @@ class FleetPlan:
     answers: tuple[FleetAnswer, ...]
     refused: dict[str, str]  # box -> reason
     listed: FleetOutcome | None = None
-
-
-def make_candidate(deployment: Deployment, memory: Memory) -> FleetCandidate:
-    box, recipe = deployment.required_box, deployment.recipe
-    hint = "`moebox plan` shows the memory"
-    refuse_if(memory.kv_tokens < 1, f"{recipe.name} on {box.name} leaves no room for a cache", hint=hint)
-    speed = Speed.for_deployment(deployment)
-    rules = scheduler_rules(recipe, memory.kv_tokens, speed, memory)
-    return FleetCandidate(box=box, recipe=recipe, model=BoxModel(name=box.name, speed=speed, rules=rules))
 
 
 def plan_fleet(

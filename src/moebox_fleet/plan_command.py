@@ -12,14 +12,16 @@ from moebox.cli.display import make_table
 from moebox.cli.flags import AsJson, Settings, Switch
 from moebox.cli.forecast_target import find_target
 from moebox.cli.output import exit_code, print_result, stderr_console, stdout_console
+from moebox.core.registry import engine_display_name
 from moebox.core.setting import split_settings
 from moebox.errors import BadInput, DoesNotFit, refuse_if, refuse_out_of_range
 from moebox.planner.constraints import Constraints
+from moebox.planner.simulate import scheduler_rules
 from moebox.units import format_percent, format_seconds
 from moebox_fleet.cost import Prices
 from moebox_fleet.file import Fleet, read_fleet, recipe_path
 from moebox_fleet.route import Policy
-from moebox_fleet.simulate import FleetOutcome, FleetQuestion, simulate_fleet
+from moebox_fleet.simulate import BoxModel, FleetOutcome, FleetQuestion, simulate_fleet
 from moebox_fleet.users import UserWorkload, find_workload
 
 if TYPE_CHECKING:
@@ -150,7 +152,7 @@ def find_candidate(
     A plan has a context that holds the longest mean conversation, unless a setting names another.
     """
     from moebox.flows import recipes
-    from moebox_fleet.plan import make_candidate
+    from moebox_fleet.plan import FleetCandidate
 
     context = None
     if not recipes.is_recipe(name):
@@ -159,7 +161,11 @@ def find_candidate(
     target = find_target(name, box or None, settings, constraints=Constraints(context=context))
     if target.misfit and not force:
         raise target.misfit.error()
-    return make_candidate(target.deployment, target.memory)
+    place, speed = target.deployment.required_box, target.speed
+    no_room = f"{target.recipe.name} on {place.name} leaves no room for a cache"
+    refuse_if(target.memory.kv_tokens < 1, no_room, hint="`moebox plan` shows the memory")
+    rules = scheduler_rules(target.recipe, target.memory.kv_tokens, speed, target.memory)
+    return FleetCandidate(box=place, recipe=target.recipe, model=BoxModel(name=place.name, speed=speed, rules=rules))
 
 
 def _print_progress(outcome: FleetOutcome) -> None:
@@ -174,7 +180,7 @@ def plan_page(found: "FleetPlan", prices: Prices) -> "RenderableType":
     from rich.text import Text
 
     question, slo = found.question, found.question.slo
-    about = f" ({question.work.about})" if question.work.about else ""
+    about = f" ({question.work.about})" * bool(question.work.about)
     names = {"TTFT": slo.ttft_s, "TPOT": slo.tpot_s, "ITL": slo.itl_s, "E2E": slo.e2e_s}
     limits = ", ".join(f"{name} ≤ {format_seconds(limit)}" for name, limit in names.items() if limit is not None)
     title = f"{question.users:,} users, {found.workload}{about}; {limits} for {format_percent(slo.share)} of requests"
@@ -204,20 +210,24 @@ def plan_page(found: "FleetPlan", prices: Prices) -> "RenderableType":
     rates = "; ".join(dict.fromkeys(speed.range_text("serving") for speed in speeds))
     prompts = "; ".join(dict.fromkeys(speed.range_text("prompt") for speed in speeds))
     note = f"\nSimulated: {format_seconds(question.seconds)} of virtual time a fleet, {question.policy} routing. "
+    note += f"A context that was planned is the next power of two after {question.work.longest:,} tokens, at which "
+    note += "conversations end on average. "
     note += f"Speeds are forecasts: expect {rates}; prompts and TTFT {prompts}."
     return Group(Text(title, style="bold"), Text(""), table, *map(Text, lines), Text(note, style="dim"))
 
 
 def _size_lines(answer: "FleetAnswer", found: "FleetPlan") -> list[str]:
-    """Return why no fleet is large enough; or the effect of routing, and of a box that fails."""
-    sized, name, slo = answer.sized, answer.candidate.box.name, found.question.slo
+    """Return what a box runs; why no fleet is large enough, or the effect of routing, and of a box that fails."""
+    sized, name, slo, recipe = answer.sized, answer.candidate.box.name, found.question.slo, answer.candidate.recipe
+    place = "experts in RAM" if recipe.hybrid else " ".join(recipe.parallel.labels)
+    words = (engine_display_name(recipe.engine), Path(recipe.checkpoint).name, place, f"context {recipe.context:,}")
+    lines = ["", f"{name}: {', '.join(words)}"]
     if sized.enough is None:
         tally, reason = sized.outcome.tally, ""
         for figure, limit, title in ((tally.ttft, slo.ttft_s, "TTFT"), (tally.tpot, slo.tpot_s, "TPOT")):
             if limit and figure.quantile(1 - slo.share) > limit:
                 reason = f": {title} is {format_seconds(figure.quantile(0.5))} with any number of boxes"
-        return ["", f"{name}: even {len(sized.outcome.boxes)} boxes are not enough{reason}"]
-    lines = [""]
+        return [*lines, f"{name}: even {len(sized.outcome.boxes)} boxes are not enough{reason}"]
     if found.question.policy == "prefix":
         other = sized.round_robin
         shares = f"{format_percent(other.good_share)} met the SLO, {format_percent(other.hit_share)}"
