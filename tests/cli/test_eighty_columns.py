@@ -1,5 +1,6 @@
 """Tables at 80 columns: no number is cut, no line is longer."""
 
+import json
 import re
 from pathlib import Path
 
@@ -8,6 +9,11 @@ import pytest
 from moebox.cli import main, output
 from moebox.core import catalogue
 from moebox.core.event import PipelineBegan
+from moebox.core.recipe import Parallel
+from moebox.core.upgrade_result import GainAtConcurrency
+from moebox.core.verdict import Gain, Score
+from moebox.flows.answers import AnswerComparison
+from moebox.flows.compare import Comparison
 from moebox.runs.listing import list_summaries
 from moebox.store import Run
 from tests.report.making import a_run
@@ -150,3 +156,66 @@ def test_a_run_is_shown_within_the_terminal(tmp_path: Path, capsys: pytest.Captu
     shown = lines(capsys, "runs", "show", "latest", "--all")
     assert [line for line in shown if len(line) > 80 and str(tmp_path) not in line] == []
     assert any("seventh request" in line for line in shown)
+
+
+def test_a_forecast_for_many_loads_is_cut_between_columns(capsys: pytest.CaptureFixture[str]):
+    """Ten numbers of streams do not fit beside each other: the rest stands below, and each has its heading."""
+    shown = lines(capsys, "forecast", "kimi-k2.6", *BOX, "--concurrency", "1,2,4,8,16,32,64,128,256,512")
+    assert max(map(len, shown)) <= 80
+    assert not any("…" in line for line in shown)
+    assert sum(line.startswith("context ") for line in shown) == 2
+    assert any("512 streams" in line for line in shown)
+
+
+def test_tiers_of_a_cache_are_shown_whole(capsys: pytest.CaptureFixture[str]):
+    """Headings and long times of later turns are not cut."""
+    words = ["--workload", "agents", "--concurrency", "512", "--set", "workload.turns=40", "--set", "requests=512"]
+    shown = lines(capsys, "forecast", "kimi-k2.6", "--box", "8x-rtx-pro-6000-server+16TB", *words)
+    assert max(map(len, shown)) <= 80
+    assert not any("…" in line for line in shown)
+    assert any("later TTFT" in line for line in shown)
+
+
+def test_a_comparison_shows_both_ends_of_its_interval(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """An interval is broken between words, never inside a number."""
+    score = Score(passed=30, trials=30, low=0.9, high=1.0)
+    scores = dict.fromkeys(("right_a", "right_b", "json_a", "json_b", "tools_a", "tools_b"), score)
+    gain = Gain(share=0.1, low=-0.382, high=0.670)
+    speeds = {"a_tok_s": 12345, "b_tok_s": 12399, "a_ttft_ms": 250, "b_ttft_ms": 60}
+    found = Comparison(
+        a="A",
+        b="B",
+        answers=AnswerComparison(asked=30, same=30, **scores),
+        gains=(GainAtConcurrency(concurrency=64, gain=gain, **speeds),),
+        acceptance_a=0.5,
+        acceptance_b=0.6,
+        verdict="no difference",
+        as_good=True,
+        slower=False,
+        different=False,
+    )
+    monkeypatch.setattr("moebox.api.compare", lambda *args, **more: found)
+    monkeypatch.setattr("moebox.cli.compare.require_engine", lambda deployment: None)
+    shown = lines(capsys, "compare", "kimi-k26-vllm", "kimi-k26-sglang")
+    assert not any("…" in line for line in shown)
+    assert {"(-38.2%", "+67.0%)"} <= set(" ".join(shown).split())
+    assert max(map(len, shown)) <= 80
+
+
+def test_a_fleet_plan_shows_what_each_box_runs(capsys: pytest.CaptureFixture[str]):
+    """Engine, checkpoint, layout and context in one line a box, as --json has them, and why the context is that."""
+    words = ["fleet", "plan", "kimi-k2.6", "--box", "2x8x-h200@50GB/s,8x-b200+2TB", "--users", "20"]
+    words += ["--slo", "ttft=60s", "--set", "search.time_s=60s"]
+    main([*words, "--json"])
+    planned = {row["box"]: row["recipe"] for row in json.loads(capsys.readouterr().out)["answers"]}
+    shown = lines(capsys, *words)
+    assert max(map(len, shown)) <= 80
+    assert not any("…" in line for line in shown)
+    for name, recipe in planned.items():
+        layout = Parallel(**recipe["parallel"]).text
+        [line] = [line for line in shown if line.startswith(f"{name}: ") and "context" in line]
+        assert layout in line
+        assert line.endswith(f"{recipe['checkpoint']}, {line.split(', ')[-2]}, context {recipe['context']:,}")
+    assert "power of two after 68,700 tokens" in " ".join(" ".join(shown).split())

@@ -19,7 +19,7 @@ from moebox import codec, files
 from moebox.bench.generator import LoadProgress
 from moebox.bench.measure import MeasuredLoad
 from moebox.cli.display import LiveDisplay, make_group, make_table
-from moebox.cli.output import check_writable, to_view
+from moebox.cli.output import Part, check_writable, to_view
 from moebox.cli.target import open_run
 from moebox.core.endpoint import Endpoint
 from moebox.core.event import ServerMeasured
@@ -43,11 +43,9 @@ REMARKS = (  # key of a result, sentence, style
     ("silent", "{} replies had tokens but no text (counted by usage)", "yellow"),
     ("stopped_early", "{} replies were shorter than requested", "dim"),
 )
-GAP = 2  # cells between columns
 BAR = 12  # cells of the progress bar
 MOST_ERRORS = 5  # kinds of errors of one load that are shown
 SPARKS = "▁▂▃▄▅▆▇█"
-Cell = str | tuple[str, str]  # a text, or one with a style
 
 
 def write_measurement(run: Run, name: str, values: Document, samples: bytes | None = None) -> str:
@@ -92,7 +90,7 @@ def _identity(values: object) -> object:
 
 def _numbered_names(name: str) -> Iterator[str]:
     """Yield the name, then the name with 2, 3, …"""
-    return (name if number == 1 else f"{name}-{number}" for number in itertools.count(1))
+    return itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
 
 
 class ResultKeeper:
@@ -261,7 +259,7 @@ def time_left(share: float, elapsed_s: float) -> str:
 
 def print_results(console: Console, results: Sequence[dict[str, Any]], *, best: int | None = None) -> None:
     """Print the table, what went wrong, and whether the client was the limit."""
-    rows: list[list[Cell]] = []
+    rows: list[list[Part]] = []
     for place, result in enumerate(results):
         bad = sum(result.get(key) or 0 for key in ("failed", "truncated", "empty"))
         mean, peak = result.get("output_throughput"), result.get("max_output_tokens_per_s")
@@ -272,7 +270,7 @@ def print_results(console: Console, results: Sequence[dict[str, Any]], *, best: 
         counts = (format_count(result.get("completed") or 0), (format_count(bad), "red" if bad else "dim"))
         speeds = (*map(_format_number, rates), _format_number(result.get("request_throughput"), digits=2))
         rows.append([first, *counts, *speeds, *(_format_ms(result.get(key)) for key in TIMES)])
-    print_stacked(console, HEADS, rows, parts=(HEADS.index("TTFT"),))
+    console.print(make_table(HEADS, rows, left_columns=HEADS[:1], parts=("TTFT",), width=console.width))
     for result in results:
         errors, good = result.get("errors") or {}, result.get("request_goodput")
         lines: list[tuple[str, str]] = []
@@ -288,32 +286,6 @@ def print_results(console: Console, results: Sequence[dict[str, Any]], *, best: 
         lines += [(text.format(result[key]), style) for key, text, style in REMARKS if result.get(key)]
         for text, style in lines:
             console.print(to_view((f"{load_label(result)}: {printable_line(text)}", style)))
-
-
-def print_stacked(
-    console: Console, heads: Sequence[str], rows: Sequence[Sequence[Cell]], *, parts: Sequence[int] = ()
-) -> None:
-    """Print a table, cut between columns into several below each other if it is too wide: no figure is cut.
-
-    The first column is repeated; if the table has to be cut, a new one also begins with each of the columns `parts`.
-    """
-    texts = [[cell if isinstance(cell, str) else cell[0] for cell in row] for row in (heads, *rows)]
-    widths = [max(map(cell_len, column)) for column in zip(*texts, strict=True)]
-    groups = [list(range(len(widths)))]
-    if sum(widths) + GAP * (len(widths) - 1) > console.width:
-        groups, left = [[0]], console.width - widths[0]
-        for at, needed in enumerate(widths[1:], 1):
-            if (needed + GAP > left or at in parts) and len(groups[-1]) > 1:
-                groups.append([0])
-                left = console.width - widths[0]
-            groups[-1].append(at)
-            left -= needed + GAP
-    for group in groups:
-        columns = [[row[at] for at in group] for row in rows]
-        table = make_table([heads[at] for at in group], columns, left_columns=heads[:1], gap=GAP)
-        for column, at in zip(table.columns, group, strict=True):
-            column.min_width = widths[at]
-        console.print(table, crop=False)
 
 
 def group_errors(errors: dict[str, int]) -> dict[str, int]:
@@ -334,7 +306,8 @@ def print_test_rows(console: Console, result: dict[str, Any]) -> None:
         cache = ("cold" if row["cold"] else "warm") if row["test"].startswith("pp") else ""
         figures = (_format_number(row["mean_tok_s"], digits=2), _format_number(row.get("std_tok_s"), digits=2))
         rows.append((row["test"], cache, *figures, _format_ms(row.get("mean_ttft_ms")), str(row.get("tries") or "–")))
-    print_stacked(console, ("test", "cache", "tok/s", "±", "TTFT", "tries"), rows)
+    heads = ("test", "cache", "tok/s", "±", "TTFT", "tries")
+    console.print(make_table(heads, rows, left_columns=heads[:1], width=console.width))
     for flag in result.get("flags") or ():
         console.print(to_view((f"DO NOT TRUST: {printable_line(flag)}", "bold red")))
 

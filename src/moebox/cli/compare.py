@@ -171,7 +171,7 @@ def _print_comparison(found: Comparison, targets: dict[str, str]) -> None:
         rates = (format_tok_s(rate).replace("tok/s", row.unit) for rate in (row.a_tok_s, row.b_tok_s))
         rows.append([plural(row.concurrency, "stream"), *rates, str(row.gain or "")])
         rows.append(["  first token", format_seconds(row.a_ttft_ms / 1e3), format_seconds(row.b_ttft_ms / 1e3), ""])
-    table = make_table(("", "A", "B", ""), rows, left_columns=("",))
+    table = make_table(("", "A", "B", "gain"), rows, left_columns=("",), wrapped=("gain",))
     print_parts(f"A: {targets['target_a']}\nB: {targets['target_b']}", table)
     for each in answers.divergences[:3]:
         print_parts(f"{each.family}: differs from {each.unit} {each.at} on: {each.a!r} / {each.b!r}")

@@ -46,19 +46,39 @@ def make_table(
     *,
     left_columns: Collection[str] = (),
     wrapped: Collection[str] = (),
+    parts: Collection[str] = (),
     gap: int = 2,
-) -> "Table":
-    """Make a table with headings: figures on the right and never cut, texts on the left, `wrapped` ones in lines."""
+    width: int | None = None,
+) -> "Group":
+    """Make a table with headings: figures on the right, texts on the left, `wrapped` ones in lines.
+
+    If it is wider than `width`, usually the terminal's, and none is `wrapped`, it is cut between columns into several
+    below each other: the first column is repeated, and a new one also begins with each of the columns `parts`.
+    """
+    from rich.cells import cell_len
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0))
-    for head in heads:
-        wraps = head in wrapped
-        justify: Literal["left", "right"] = "left" if wraps or head in left_columns else "right"
-        table.add_column(head, justify=justify, no_wrap=not wraps, overflow="fold" if wraps else "ellipsis")
-    for row in rows:
-        table.add_row(*map(to_view, row))
-    return table
+    views = [[to_view(cell) for cell in row] for row in rows]
+    widths = [max(cell_len(str(cell)) for cell in column) for column in zip(heads, *views, strict=True)]
+    width = width or stdout_console().width
+    groups, left, tables = [list(range(len(heads)))], width - widths[0], []
+    if not wrapped and sum(widths) + gap * (len(widths) - 1) > width:
+        groups = [[0]]
+        for at, needed in enumerate(widths[1:], 1):
+            if (needed + gap > left or heads[at] in parts) and len(groups[-1]) > 1:
+                groups.append([0])
+                left = width - widths[0]
+            groups[-1].append(at)
+            left -= needed + gap
+    for group in groups:
+        tables.append(table := Table(box=None, pad_edge=False, padding=(0, gap, 0, 0)))
+        for at in group:
+            wraps = heads[at] in wrapped
+            justify: Literal["left", "right"] = "left" if wraps or heads[at] in left_columns else "right"
+            table.add_column(heads[at], justify=justify, no_wrap=not wraps, overflow="fold" if wraps else "ellipsis")
+        for row in views:
+            table.add_row(*(row[at] for at in group))
+    return make_group(*tables)
 
 
 def arrange_speeds(cells: Mapping[tuple[int, int], str]) -> tuple[list[int], list[tuple[str, ...]]]:

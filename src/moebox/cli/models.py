@@ -55,7 +55,7 @@ def models(*, everything: All = False, json: AsJson = False) -> int:
         shown = known if everything else known[:SCREEN_ROWS]
         print_parts(*model_table(shown, width=stdout_console().width))
         if not everything:
-            kept = f", and {plural(len(rows), 'model')} read from the Hub" if rows else ""
+            kept = f", and {plural(len(rows), 'model')} read from the Hub" * bool(rows)
             print_parts(f"{len(known) - len(shown)} older or without a date{kept}: --all")
         elif rows:
             print_parts("", make_table(("read from the Hub", "size", "format", "on", "commit"), rows))
@@ -76,11 +76,8 @@ def add(repo: str, *, json: AsJson = False) -> int:
         raise BadInput(f"{repo}: not a repository of the Hub", hint="write it as ORG/REPO[@REVISION][:QUANT]")
     kept = remote.keep_model(parsed.repo, parsed.revision)
     known = kept.resolve(parsed)
-
-    def show_row() -> None:
-        print_parts(*model_page(known.model, known.checkpoints), "", *known.notes)
-
-    return print_result(json, kept_document(kept), show_row)
+    parts = [*model_page(known.model, known.checkpoints), "", *known.notes]
+    return print_result(json, kept_document(kept), lambda: print_parts(*parts))
 
 
 def search(*words: str, limit: int = 20, json: AsJson = False) -> int:
@@ -197,28 +194,24 @@ def model_screen(model: Model, checkpoints: tuple[Checkpoint, ...]) -> list[Part
     ordered = sorted(checkpoints, key=lambda each: not each.native)
     tables = [checkpoint_table(model, ordered[:count], readers=False) for count in range(1, len(ordered) + 1)]
     shown = [table for table in tables if len(console.render_lines(to_view(table))) <= max(room, 3)]
-    more = f"{plural(len(tables) - len(shown), 'more checkpoint')}, " if len(shown) < len(tables) else ""
+    more = f"{plural(len(tables) - len(shown), 'more checkpoint')}, " * (len(shown) < len(tables))
     return [_title_line(model), shape, *shown[-1:], (f"{more}parameters by component, engines: --all", "dim")]
 
 
 def _title_line(model: Model) -> Part:
-    return [(model.title, "bold"), f"  {model.architecture}", f"  {model.repo}" if model.repo else ""]
+    return [(model.title, "bold"), f"  {model.architecture}", f"  {model.repo}" * bool(model.repo)]
 
 
 def model_page(model: Model, checkpoints: tuple[Checkpoint, ...]) -> list[Part]:
-    """Return the whole model; bytes by component for as many of the first checkpoints as there is width for."""
-    console, tables = stdout_console(), [component_table(model, checkpoints[:count]) for count in range(5)]
-    wide = console.options.update(max_width=1000)
-    components = [each for each in tables if console.measure(to_view(each), options=wide).maximum <= console.width]
-    components = components or tables[:1]
-    readers = checkpoint_table(model, checkpoints, readers=True)
-    return [_title_line(model), "", make_grid(_shape_facts(model), gap=2), "", components[-1], "", readers]
+    """Return the whole model; bytes by component for the first checkpoints."""
+    tables = [component_table(model, checkpoints[:4]), "", checkpoint_table(model, checkpoints, readers=True)]
+    return [_title_line(model), "", make_grid(_shape_facts(model), gap=2), "", *tables]
 
 
 def _shape_facts(model: Model) -> Iterator[tuple[str, str]]:
     total, active = format_params(model.total_parameters), format_params(model.active_parameters)
     yield "parameters", f"{total} in all, {active} active for a token"
-    experts = f", {format_count(model.moe_layers)} with experts" if 0 < model.moe_layers < model.layers else ""
+    experts = f", {format_count(model.moe_layers)} with experts" * (0 < model.moe_layers < model.layers)
     yield "layers", f"{model.layers}{experts}; hidden {model.hidden:,}, vocabulary {model.vocab:,}"
     if model.moe:
         shared = f" + {model.moe.shared} shared" if model.moe.shared else ""
@@ -239,7 +232,7 @@ def attention_text(kind: LayerKind) -> str:
         state = f"{kind.state_bytes(1) / 1e6:.1f} MB of state a sequence"
         return f"linear: {kind.heads} heads of {kind.key_dim} × {kind.value_dim}, {state}"
     if isinstance(kind, Compressed):
-        entries = f", one entry for {kind.ratio} tokens" if kind.ratio else ""
+        entries = f", one entry for {kind.ratio} tokens" * bool(kind.ratio)
         return f"compressed: {kind.heads} heads of {kind.head_dim}, window {kind.window}{entries}"
     if isinstance(kind, Mamba):
         state = f"{kind.state_bytes(1) / 1e6:.1f} MB of state a sequence"
@@ -251,7 +244,7 @@ def attention_text(kind: LayerKind) -> str:
     if isinstance(kind, Mla):
         latent = f"latent {kind.kv_lora} + {kind.rope} rope = {kind.kv_width} a token"
         return f"MLA: {kind.heads} heads, {latent}{selected}"
-    window = f", sees {kind.window} tokens" if kind.window else ""
+    window = f", sees {kind.window} tokens" * bool(kind.window)
     return f"GQA: {kind.heads} heads over {kind.kv_heads} KV heads of {kind.head_dim}{window}{selected}"
 
 

@@ -62,9 +62,9 @@ def runs(*, everything: All = False, json: AsJson = False) -> int:
             print_parts(f"{row.id}\n  {status}, checks {row.checks_text}, {speed} tok/s")
     if width >= NARROW:
         texts = ("run", "state", *columns)
-        table = make_table((*texts, "checks", "tok/s"), rows, left_columns=("checks",), wrapped=texts)
-        table.columns[0].width = min(max(len(row.id) for row in shown), LONGEST_ID)
-        print_parts(table)
+        long = max(len(row.id) for row in shown) > LONGEST_ID
+        wrapped = texts if long else texts[1:]
+        print_parts(make_table((*texts, "checks", "tok/s"), rows, left_columns=("run", "checks"), wrapped=wrapped))
     if len(shown) < len(found):
         print_lines([f"{len(found) - len(shown)} older: --all"])
     return 0
