@@ -50,11 +50,6 @@ class SiteSettings:
             user = str(os.geteuid())
         return Path(self.cache) / user if self.cache else None
 
-    def find_weights(self, repo: str) -> str:
-        """Return the shared cache if it holds a repository of the Hub, or ""."""
-        held = self.weights and (Path(self.weights) / f"models--{repo.replace('/', '--')}" / "snapshots").is_dir()
-        return self.weights if held else ""
-
 
 def read_site() -> SiteSettings:
     """Read the file. Raise BadInput if it cannot be read or has anything else in it."""

@@ -98,17 +98,18 @@ def known_of_run(folder: Path) -> tuple[Recipe | None, list[PlanWarning]]:
 
 def search_lines(found: LogSearch, *, every: bool) -> list[str]:
     """Return the cause with its remedy, then the other findings in the order of the log."""
-    lines, cause = [], found.cause
-    if not cause and found.exception:
-        lines.append(f"no known symptom; the first exception is on line {found.exception_line}:")
-        lines.append(f"  {found.exception}")
-    elif not cause and found.complaint:
-        lines += ["no known symptom; the last error in it:", f"  {found.complaint}"]
-    elif not cause and found.survived:
-        lines += ["no failure: the server became ready or served after it wrote this error:", f"  {found.survived}"]
-    elif not cause:
-        lines.append("no known failure in it" if found.lines else "the log is empty")
+    cause = found.cause
     shown = [("cause", cause)] if cause else []
+    if shown:
+        lines = []
+    elif found.exception:
+        lines = [f"no known symptom; the first exception is on line {found.exception_line}:", f"  {found.exception}"]
+    elif found.complaint:
+        lines = ["no known symptom; the last error in it:", f"  {found.complaint}"]
+    elif found.survived:
+        lines = ["no failure: the server became ready or served after it wrote this error:", f"  {found.survived}"]
+    else:
+        lines = ["no known failure in it" if found.lines else "the log is empty"]
     others = [finding for finding in found.findings.values() if finding is not cause]
     shown += [(finding.severity, finding) for finding in others if every or finding.severity == "warning"]
     for title, finding in shown:

@@ -51,11 +51,6 @@ def gpus() -> dict[str, Gpu]:
     return {gpu.name: gpu for gpu in table_rows(Gpu, "gpus", "gpu")}
 
 
-def is_known_gpu(name: str) -> bool:
-    """Return whether the table has a GPU; only its row is parsed."""
-    return any(gpu.name == name for gpu in table_rows(Gpu, "gpus", "gpu", name))
-
-
 @functools.cache
 def models() -> dict[str, Model]:
     return {model.name: model for model in table_rows(Model, "models", "model")}

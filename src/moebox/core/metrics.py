@@ -76,13 +76,6 @@ def find_metric(figure: str, page: Container[str], *, suffix: str = "") -> str:
     return next((name for name in all_names(figure) if f"{name}{suffix}" in page), "")
 
 
-def counts_live(metric: str) -> bool:
-    """True if the engine with this counter counts tokens as they are generated."""
-    return any(
-        metric in engine.output_tokens_total and not engine.counts_at_end for engine in all_engine_metrics().values()
-    )
-
-
 def parse_prometheus(text: str) -> dict[str, float]:
     """Parse Prometheus text as name -> value over all labels, without what is not a number.
 

@@ -60,6 +60,8 @@ def cpu_busy_share() -> float:
 def detect_host(*, driver: str = "", cuda: str = "") -> Host:
     """Detect software and settings that decide whether a launch works."""
     models = hub_cache()
+    # Whether PCIe bridges redirect peer traffic; nothing without lspci or permission to read it
+    acs = re.findall(r"ACSCtl:.*?SrcValid([+-])", run_program(["lspci", "-vvv"])[0])
     try:
         shm = shutil.disk_usage("/dev/shm").total  # noqa: S108  (only its size is read)
     except OSError:
@@ -70,7 +72,7 @@ def detect_host(*, driver: str = "", cuda: str = "") -> Host:
         driver=driver,
         cuda=cuda,
         iommu=iommu_state(),
-        acs=acs_state(),
+        acs="on" if "+" in acs else "off" if acs else "",
         shm=shm,
         disk_free=shutil.disk_usage(nearest_existing(models)).free,
         disk_path=str(models),
@@ -96,14 +98,6 @@ def iommu_state() -> str:
     if not active:
         return "off"
     return "passthrough" if "iommu=pt" in read_kernel_file("/proc/cmdline") else "on"
-
-
-def acs_state() -> str:
-    """Return "on" if a PCIe bridge redirects peer traffic, "off", or "" without lspci or permission to read it."""
-    control = re.findall(r"ACSCtl:.*?SrcValid([+-])", run_program(["lspci", "-vvv"])[0])
-    if not control:
-        return ""
-    return "on" if "+" in control else "off"
 
 
 def installed_engines() -> dict[str, str]:

@@ -134,7 +134,10 @@ class LogSearch:
         for line, shape in zip(data.split(b"\n"), data.translate(None, DIGITS).split(b"\n"), strict=True):
             self.lines += 1
             if self._awaiting and line.strip():
-                self._take_details(line)
+                text = PREFIX.sub("", line[:MAX_LINE_CHARS].decode("utf-8", "replace")).strip()[:300]
+                before = self.findings[self._awaiting]
+                self.findings[self._awaiting] = structs.replace(before, cause=f"{before.cause} {text}")
+                self._awaiting = ""
             if shape not in self._dull:
                 line = patterns["request"].split(line, maxsplit=1)[0]  # users and models write anything
                 parts = [self._search_part(part[:MAX_LINE_CHARS]) for part in line.split(b"\r")]  # of progress bars
@@ -146,13 +149,6 @@ class LogSearch:
             if self._dull.get(shape, True) and patterns["served"].search(line):
                 self.served_line = self.lines
         return fresh
-
-    def _take_details(self, line: bytes) -> None:
-        """Add a line to the cause of the finding before it."""
-        text = PREFIX.sub("", line[:MAX_LINE_CHARS].decode("utf-8", "replace")).strip()[:300]
-        before = self.findings[self._awaiting]
-        self.findings[self._awaiting] = structs.replace(before, cause=f"{before.cause} {text}")
-        self._awaiting = ""
 
     def _search_part(self, part: bytes) -> list[Finding] | None:
         """Return the new findings of a line, or None if no line of its shape can mean anything."""

@@ -227,7 +227,8 @@ class EndpointWatcher:
         for name, (part, whole) in SHARES.items():
             if name not in figures and part in growths and growths.get(whole):
                 figures[name] = growths[part] / growths[whole] + (name == "accept_length")  # the engine's own token too
-        if "output_tokens_s" in figures and any(map(metrics.counts_live, self._seen)):
+        live = (each.output_tokens_total for each in metrics.all_engine_metrics().values() if not each.counts_at_end)
+        if "output_tokens_s" in figures and any(not self._seen.keys().isdisjoint(names) for names in live):
             # Some engines count tokens only when a request ends; nothing is known of theirs.
             figures["stalled_requests"] = figures.get("running", 0.0) if figures["output_tokens_s"] <= 0 else 0.0
         for name in FIGURES["times"]:

@@ -111,7 +111,11 @@ def gpu_candidates(inputs: PlanInputs, checkpoint: Checkpoint, engine: EngineNam
     for parallel in layouts.possible_layouts(inputs, checkpoint, engine):
         used = box.largest_gpus(parallel.gpu_count)
         generations = {gpus[index].generation for index in used}
-        for preset in image_presets(generations, model, engine, constraints):
+        patched = (preset for preset in traits.presets if generations == {"blackwell-rtx"})
+        presets = ["", *(preset for preset in patched if families.has_preset(model, preset))]
+        if constraints.image:
+            presets = [constraints.image if constraints.image in traits.presets else ""]
+        for preset in presets:
             env, runtime = box.visible_devices_env(used), Runtime()
             if preset:  # as in the image's own launches: graphs use what the utilization leaves, not the cache
                 env |= {GRAPH_ESTIMATE_ENV: "0"}
@@ -185,15 +189,6 @@ def base_recipe(model: Model, checkpoint: Checkpoint, engine: EngineName, constr
         tool_parser=traits.tool_parsers.get(tools, tools) if traits.needs_parser_flags else "",
         reasoning_parser=traits.reasoning_parsers.get(thoughts, thoughts) if traits.needs_parser_flags else "",
     )
-
-
-def image_presets(generations: set[str], model: Model, engine: EngineName, constraints: Constraints) -> tuple[str, ...]:
-    """Images to try: the stock one (""), and on RTX Blackwell the patched ones that were built for the model there."""
-    known = registry.engine_traits(engine).presets
-    if constraints.image:
-        return (constraints.image,) if constraints.image in known else ("",)
-    built = generations == {"blackwell-rtx"}
-    return ("", *(preset for preset in known if built and families.has_preset(model, preset)))
 
 
 def cache_types(model: Model, engine: Traits, preset: str, constraints: Constraints) -> tuple[str, ...]:

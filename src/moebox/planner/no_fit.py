@@ -64,8 +64,12 @@ def no_fit_error(inputs: PlanInputs, tried: list[Candidate]) -> MoeboxError:
         given = given_flags(inputs, BLOCKING)
         shown = " ".join(f"{flag} {getattr(constraints, field)}" for flag, field in given.items())
         text = f"{model.title} does not run on {box.name}{f' with {shown}' if shown else ''}: {fitting[0].fatal_issue}"
-        ways = itertools.chain(_without_constraints(inputs), suggest_remedies(inputs, tried))
-        return DoesNotFit(text, hint="; ".join(itertools.islice(ways, MAX_REMEDIES)) or None)
+        enough = [flag for flag, field in given.items() if has_viable(inputs.with_constraints(**{field: None}))]
+        ways = [f"it runs without {' or without '.join(enough)}"] * bool(enough)
+        if len(given) > 1 and not enough and has_viable(inputs.with_constraints(**dict.fromkeys(given.values()))):
+            ways = [f"it runs without {' and '.join(given)}"]
+        hints = itertools.islice(itertools.chain(ways, suggest_remedies(inputs, tried)), MAX_REMEDIES)
+        return DoesNotFit(text, hint="; ".join(hints) or None)
     return shortfall_error(inputs, tried)
 
 
@@ -88,16 +92,6 @@ def shortfall_error(inputs: PlanInputs, tried: list[Candidate]) -> DoesNotFit:
     )
     hint = "; ".join(itertools.islice(suggest_remedies(inputs, tried), MAX_REMEDIES)) or None
     return DoesNotFit(text, shortfall=nearest.memory.shortfall, hint=hint)
-
-
-def _without_constraints(inputs: PlanInputs) -> Iterator[str]:
-    """Yield the constraint, or all of them, without which something starts."""
-    given = given_flags(inputs, BLOCKING)
-    enough = [flag for flag, field in given.items() if has_viable(inputs.with_constraints(**{field: None}))]
-    if enough:
-        yield f"it runs without {' or without '.join(enough)}"
-    elif len(given) > 1 and has_viable(inputs.with_constraints(**dict.fromkeys(given.values()))):
-        yield f"it runs without {' and '.join(given)}"
 
 
 def no_candidate_error(inputs: PlanInputs) -> MoeboxError:

@@ -99,8 +99,12 @@ def parse_next_tokens(dialect: Dialect, reply: object, depth: int) -> list[NextT
 
 def _build_tokens(rows: Iterable[tuple[TokenKey, Mapping[Any, object]]], start: int = 0) -> list[NextToken]:
     """Each token with the log-probabilities in its place, from the depth `start` on; those without any are left out."""
-    known = ((depth, token, _sort_known(row)) for depth, (token, row) in enumerate(rows, start) if row)
-    return [NextToken(depth=depth, token=token, top=top) for depth, token, top in known]
+    found = []
+    for depth, (token, row) in enumerate(rows, start):
+        known = [(key, float(value)) for key, value in row.items() if is_number(value) and value > FLOOR]
+        top = dict(sorted(known, key=operator.itemgetter(1), reverse=True))
+        found += [NextToken(depth=depth, token=token, top=top)] * bool(row)
+    return found
 
 
 def _text_rows(choice: Json) -> list[tuple[str, object, Json]]:
@@ -125,12 +129,6 @@ def _generated_rows(reply: object, side: str) -> list[dict[Any, object]]:
 def _key_of(text: str) -> TokenKey:
     digits = text.removeprefix(_ID_MARK)
     return int(digits) if digits != text and digits.isdigit() else text
-
-
-def _sort_known(values: Mapping[Any, object]) -> dict[TokenKey, float]:
-    """Log-probabilities that are numbers, most likely first."""
-    known = [(key, float(value)) for key, value in values.items() if is_number(value) and value > FLOOR]
-    return dict(sorted(known, key=operator.itemgetter(1), reverse=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -162,9 +162,10 @@ def start_engine_guard(
     in_container = engines.runs_in_container(prepared.recipe)
     remove_container = (prepared.recipe.runtime.kind, "rm", "--force", f"moebox-{name}") if in_container else ()
     env = {} if in_container or prepared.nodes else prepared.launch.env
-    shared = read_site().find_weights(prepared.deployment.weights_path)
+    shared, repo = read_site().weights, prepared.deployment.weights_path.replace("/", "--")
+    is_held = shared and (Path(shared) / f"models--{repo}" / "snapshots").is_dir()
     chosen_by_user = any(name in env or name in os.environ for name in ("HF_HOME", "HF_HUB_CACHE"))
-    if shared and not (in_container or prepared.nodes or chosen_by_user):
+    if is_held and not (in_container or prepared.nodes or chosen_by_user):
         env = {**env, "HF_HUB_CACHE": shared, "HF_HUB_OFFLINE": "1"}  # the folder is read-only
     if prepared.nodes and "SSH_AUTH_SOCK" in os.environ:  # for ssh to the nodes; engines there do not get it
         env = {"SSH_AUTH_SOCK": os.environ["SSH_AUTH_SOCK"]}

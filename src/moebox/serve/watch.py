@@ -84,8 +84,14 @@ class LogWatch:
         self._rest = data[cut:][-LONGEST:]
         shapes = data[:cut].translate(None, DIGITS).split(b"\n")
         for line, shape in zip(data[:cut].split(b"\n"), shapes, strict=True):
-            if self._shapes.get(shape, True):
-                self._read_line(line, shape[:LONGEST])
+            if not self._shapes.get(shape, True):
+                continue
+            event, shape = self.engine.parse_log_line(line[:LONGEST].decode("utf-8", "replace")), shape[:LONGEST]
+            if shape not in self._shapes and len(self._shapes) < SHAPES:  # more kinds of lines are not progress
+                self._shapes[shape] = event is not None
+                self.note_progress()
+            if event is not None:
+                self.add_event(event)
         return True
 
     @property
@@ -94,14 +100,6 @@ class LogWatch:
 
     def note_progress(self) -> None:
         self.progressed = time.monotonic()
-
-    def _read_line(self, line: bytes, shape: bytes) -> None:
-        event = self.engine.parse_log_line(line[:LONGEST].decode("utf-8", "replace"))
-        if shape not in self._shapes and len(self._shapes) < SHAPES:  # more kinds of lines are not progress
-            self._shapes[shape] = event is not None
-            self.note_progress()
-        if event is not None:
-            self.add_event(event)
 
     def add_event(self, event: LogEvent) -> None:
         """Add what a line reports, or what is seen of the engine without one."""

@@ -92,8 +92,8 @@ class Speed:
         """Return the speed model from constants fitted to published rows, ignoring calibrations of the box."""
         box, model, checkpoint, recipe = deployment.facts
         unified, fitted = tables.unified_memory(), catalogue.load_table("efficiency")
-        gpus = (gpu.title for gpu in deployment.gpu_kinds if not catalogue.is_known_gpu(gpu.name))
-        unknown = [f"{title} is unknown" for title in gpus][:1]
+        kinds = (gpu for gpu in deployment.gpu_kinds if gpu.name not in catalogue.gpus())
+        unknown = [f"{gpu.title} is unknown" for gpu in kinds][:1]
         unknown += ["the architecture is unknown"] * bool(model.assumed)
         unknown += ["the quantisation is unknown"] * checkpoint.quant.endswith("(unknown)")
         unknown_spread = UNKNOWN_SPREAD * math.sqrt(len(unknown))
@@ -159,7 +159,10 @@ class Speed:
     def of_shared_work(cls, deployment: Deployment) -> "Speed":
         """Return the speed model of an engine that shares the work between CPU and GPUs."""
         box, model, checkpoint, recipe = deployment.facts
-        host, unified = tables.host_efficiency(recipe.engine), tables.unified_memory()
+        rows = {row.engine: row for row in catalogue.table_rows(tables.HostEfficiency, "efficiency", "host")}
+        # The most conservative one for an engine without a row
+        host = rows.get(recipe.engine) or min(rows.values(), key=lambda row: row.ram)
+        unified = tables.unified_memory()
         if box.has_unified_memory:
             host = replace(host, gpu_bw=unified.rate)
         hybrid_step = make_hybrid_step(box, model, checkpoint, recipe, host)

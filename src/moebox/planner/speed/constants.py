@@ -319,9 +319,3 @@ def kernel_counts() -> dict[str, float]:
 def find_wire(name: str) -> Wire:
     """Return the row of [[link]] called `name`."""
     return next(row for row in catalogue.table_rows(Wire, "efficiency", "link") if row.name == name)
-
-
-def host_efficiency(engine: EngineName) -> HostEfficiency:
-    """Return the row of [[host]] for a CPU+GPU engine; the most conservative one for an engine without a row."""
-    rows = {row.engine: row for row in catalogue.table_rows(HostEfficiency, "efficiency", "host")}
-    return rows.get(engine) or min(rows.values(), key=lambda row: row.ram)
