@@ -124,7 +124,7 @@ class Tuner(TrialRunner):
         """Settings and values that can be tried on this box; the others are skipped with a reason."""
         declared = declared_settings(self.recipe, self.effort, self.box)
         found: dict[str, list[Flag]] = {}
-        for path in (each for each in declared if not self.options.only or each in self.options.only):
+        for path in self.options.only or declared:
             for value in declared[path]:
                 if current_value(self.recipe, path) == value:
                     continue
