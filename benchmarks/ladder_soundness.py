@@ -52,7 +52,7 @@ from moebox.quality.judge import judge_quality
 from moebox.quality.wire import NextToken, TextReading
 from moebox.verify.options import TRIALS, VerifyOptions
 from moebox.verify.runner import run_checks
-from moebox.verify.statistics import FailureCounts, format_share
+from moebox.verify.statistics import FailureCounts
 from moebox.verify.trials import TrialSeries
 
 FAMILIES = {
@@ -195,7 +195,7 @@ def power(url: str, given: argparse.Namespace) -> bool:
             print(
                 f"| {name} | {'streamed' if mode == 's' else 'whole'} | {' | '.join(cells)} | {asked:.0f} |", flush=True
             )
-        print("| all | | " + " | ".join(format_share(wilson_score(*sums[rate])) for rate in rates) + " | |", flush=True)
+        print("| all | | " + " | ".join(_share(*sums[rate]) for rate in rates) + " | |", flush=True)
     return True
 
 
@@ -308,7 +308,7 @@ def family(url: str, given: argparse.Namespace) -> bool:
             tried += 1
             missed += [name] if ladder.verdict == "pass" else []
             print(f"{ladder.verdict:5} {name:28} {ladder.requests:4} requests  {ladder.reason[:90]}", flush=True)
-    print(f"red or yellow: {format_share(wilson_score(tried - len(missed), tried))}; missed: {missed or 'none'}")
+    print(f"red or yellow: {_share(tried - len(missed), tried)}; missed: {missed or 'none'}")
     return not missed
 
 
@@ -366,7 +366,9 @@ def healthy(url: str, given: argparse.Namespace) -> bool:
 
 
 def _share(good: int, of: int) -> str:
-    return format_share(wilson_score(good, of))
+    """Return a share with its interval: 19 of 20 (76-99%)."""
+    score = wilson_score(good, of)
+    return f"{score.passed} of {score.trials} ({score.low * 100:.0f}-{score.high * 100:.0f}%)"
 
 
 def _healthy(number: int) -> str:

@@ -109,6 +109,15 @@ def test_a_pinned_layout_that_does_not_fit_is_forecast_with_a_warning(capsys: py
     assert "does not fit" in document["warnings"][0]["text"]
 
 
+def test_a_pinned_layout_that_plan_refuses_has_no_stages_nobody_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    """Plan refuses an fp8 cache there; the forecast is for the eight GPUs of --tp and --dp, with that reason."""
+    words = ["--box", "8x-h200", "--engine", "sglang", "--checkpoint", "fp8", "--tp", "1", "--dp", "8", "--ep", "8"]
+    document = read_forecast(capsys, "glm-5.2", *words, "--kv", "fp8", "--decode")
+
+    assert document["recipe"]["parallel"].get("pp", 1) == 1
+    assert "no cache scales" in document["warnings"][0]["text"]
+
+
 def test_a_recipe_file_is_forecast_as_it_is(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """What plan wrote, forecast reads; settings cannot be pinned beside it."""
     path = tmp_path / "recipe.toml"

@@ -128,7 +128,7 @@ def find_target(
         candidates = search_candidates(place, model, checkpoints, constraints)[0] if fixed else ()
         if not candidates:
             raise problem from None
-        deployment = candidates[0].deployment  # the simplest recipe
+        deployment = min((each.deployment for each in candidates), key=lambda each: each.recipe.parallel.gpu_count)
     else:
         deployment = Deployment(plan.recipe, model, planned_checkpoint(plan.recipe, checkpoints), place)
         if not others:
