@@ -297,15 +297,15 @@ def test_a_benchmark_of_a_simulation_keeps_its_speed(
     )
     main(["runs", "show", run.name])
     main(["report", run.name, "-o", str(tmp_path / "r.md")])
-    texts = [shown.err, compared.err, capsys.readouterr().out, (tmp_path / "r.md").read_text(), *result["flags"]]
-    texts += tests["flags"]
+    texts = [shown.err, compared.err, capsys.readouterr().out, (tmp_path / "r.md").read_text()]
+    texts += [" ".join(result["flags"]), " ".join(tests["flags"])]  # a busy machine has flags of its own
     marked = ["1000x its forecast speed" in " ".join(text.split()) for text in texts]
 
     assert result["simulation"]
     assert reported["speed"] == float(speed)
     assert "answers were not compared" in compared.out
     assert ("its speed is a forecast" in shown.err) == (speed == "1")
-    assert (sum(marked), len(texts) > 5) == ((0, False) if speed == "1" else (len(texts), True))
+    assert marked == [speed != "1"] * len(texts)
 
 
 def test_answers_of_a_simulation_are_not_judged(
