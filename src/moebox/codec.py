@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from moebox.errors import BadInput, suggest_names, suggest_path
+from moebox.errors import BadInput, refuse_if, suggest_names, suggest_path
 
 T = TypeVar("T")
 MAX_FILE_BYTES = 16 * 2**20  # no hand-written file is larger
@@ -84,8 +84,7 @@ def load_toml(path: Path) -> dict[str, object]:
 
 
 def parse_toml(text: str, *, where: str) -> dict[str, object]:
-    if _LONG_KEY.search(text):
-        raise BadInput(f"{where}: not valid TOML: a key of more than {MAX_KEY_PARTS} parts")
+    refuse_if(_LONG_KEY.search(text), f"{where}: not valid TOML: a key of more than {MAX_KEY_PARTS} parts")
     try:
         if len(text) > MAX_CACHED_CHARS:
             return tomllib.loads(text)
@@ -123,8 +122,7 @@ def read_text(path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> str:
             raise BadInput(f"{path}: is a pipe, not a file")
         with open(path, "rb") as file:  # a device reports no size and may never end
             data = file.read(min(max_bytes, max(facts.st_size, MAX_FILE_BYTES)) + 1)
-        if len(data) > max_bytes:
-            raise BadInput(f"{path}: more than {max_bytes:,} bytes, which is too large")
+        refuse_if(len(data) > max_bytes, f"{path}: more than {max_bytes:,} bytes, which is too large")
         return data.decode("utf-8")
     except FileNotFoundError:
         raise BadInput(f"{path}: no such file", hint=suggest_path(path)) from None

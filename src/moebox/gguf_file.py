@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moebox.errors import BadInput
+from moebox.errors import BadInput, refuse_if
 
 MetadataValue = bool | int | float | str | list[str] | list[int]
 ALIGNMENT = 32
@@ -51,11 +51,9 @@ class HeaderCursor:
             return self.read_scalar(_SCALARS[kind])
         if kind == _STRING:
             return self.read_text()
-        if kind != _ARRAY or depth > 4:
-            raise BadInput(f"{self.path}: metadata of the unknown kind {kind}")
+        refuse_if(kind != _ARRAY or depth > 4, f"{self.path}: metadata of the unknown kind {kind}")
         inner, items = self.read_scalar("I"), self.read_scalar("Q")
-        if items > MAX_ITEMS:
-            raise BadInput(f"{self.path}: an array of {items:,} items is not plausible")
+        refuse_if(items > MAX_ITEMS, f"{self.path}: an array of {items:,} items is not plausible")
         if items <= self.kept:
             return [self.read_value(inner, depth + 1) for _ in range(items)]
         if inner in _SCALARS:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from moebox.bench.prompts import parse_json, parse_json_lines, read_json_text
-from moebox.errors import BadInput
+from moebox.errors import BadInput, refuse_if
 from moebox.loose import Json, get_number, get_object, get_objects, get_path, get_text, get_texts
 
 ToolResult = dict[str, Any]
@@ -48,8 +48,7 @@ def load_results(path: Path) -> list[ToolResult]:
 def _read_documents(path: Path) -> list[Any]:
     """Return the JSON documents of a file: one, or one a line."""
     text = read_json_text(path)
-    if not text.strip():
-        raise BadInput(f"{path}: empty")
+    refuse_if(not text.strip(), f"{path}: empty")
     table = text[text.find("[") : text.rfind("]") + 1]  # ik_llama.cpp's llama-bench logs before and after its table
     for document in (text, table):
         with contextlib.suppress(BadInput):

@@ -16,7 +16,7 @@ from moebox.bench.generator import PromptWords
 from moebox.bench.validity import TokenCounter
 from moebox.bench.workloads import common_words, fake_code
 from moebox.core.endpoint import AUTH_STATUSES, KEY_HINT, SIMULATION_HEADER, Endpoint
-from moebox.errors import BadInput, ExternalError
+from moebox.errors import BadInput, ExternalError, refuse_if
 from moebox.escape import one_line
 from moebox.loose import Json, get_path
 from moebox.stream import sockets
@@ -248,8 +248,7 @@ def _server_token_counter(endpoint: Endpoint, session: http.HttpSession, until: 
 def _local_token_counter(name: str) -> TokenCounter:
     path = Path(name)
     path = path / "tokenizer.json" if path.is_dir() else path
-    if not path.is_file():
-        raise BadInput(f"{path}: tokenizer file not found")
+    refuse_if(not path.is_file(), f"{path}: tokenizer file not found")
     if importlib.util.find_spec("tokenizers") is None:
         text = f"{path} needs the tokenizers package"
         raise BadInput(text, hint="pip install tokenizers, or leave endpoint.tokenizer out")

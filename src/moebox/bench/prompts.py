@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from moebox import codec
-from moebox.errors import BadInput
+from moebox.errors import BadInput, refuse_if
 from moebox.loose import Json
 
 MAX_JSON_BYTES = 2**31  # guidellm keeps every request in its file
@@ -50,8 +50,7 @@ def parse_json_lines(text: str, where: str) -> Iterator[tuple[str, Any]]:
 def load_prompts(name: str) -> list[FilePrompt]:
     """Load prompts from a file of JSON lines, a JSON list, or ShareGPT's conversations."""
     prompts = [prompt for where, item in _read_items(name) if (prompt := _parse_prompt(item, where)) is not None]
-    if not prompts:
-        raise BadInput(f"{name}: no prompt in it", hint='a line is {"prompt": "…"} or {"messages": […]}')
+    refuse_if(not prompts, f"{name}: no prompt in it", hint='a line is {"prompt": "…"} or {"messages": […]}')
     return prompts
 
 
@@ -71,8 +70,7 @@ def load_trace(name: str) -> list[TraceRow]:
                 f"{where}: not a row of a trace: {problem!r}", hint="timestamp, input_length, output_length"
             ) from None
         rows.append(row)
-    if not rows:
-        raise BadInput(f"{name}: no request in it")
+    refuse_if(not rows, f"{name}: no request in it")
     return sorted(rows, key=lambda row: row.at_s)
 
 

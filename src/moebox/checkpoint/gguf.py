@@ -53,8 +53,7 @@ def ggml_types() -> dict[int, tuple[str, int, int, str]]:
 
 def read_tensor(cursor: HeaderCursor) -> HeaderTensor:
     name, dimensions = cursor.read_text(), cursor.read_scalar("I")
-    if dimensions > 8:
-        raise BadInput(f"{cursor.path}: tensor {name[:80]!r} has {dimensions} dimensions")
+    refuse_if(dimensions > 8, f"{cursor.path}: tensor {name[:80]!r} has {dimensions} dimensions")
     elements = prod(cursor.read_scalar("Q") for _ in range(dimensions))
     number, offset = cursor.read_scalar("I"), cursor.read_scalar("Q")
     if elements >= 2**50:

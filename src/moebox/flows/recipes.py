@@ -104,8 +104,7 @@ def load_recipe(name: str) -> Recipe:
         near = suggest_names(name if is_name else path.stem, sorted({*known, PHANTOM}))
         if not is_name:
             raise BadInput(f"{name}: no such file", hint=suggest_path(name) or f"a recipe's name has no .toml; {near}")
-        if name not in known:
-            raise BadInput(f"no recipe {name!r}", hint=f"a .toml file, or {near}")
+        refuse_if(name not in known, f"no recipe {name!r}", hint=f"a .toml file, or {near}")
         path = known[name]
     return validation.read_recipe(path)
 

@@ -161,8 +161,7 @@ def find_instance(name: str | None) -> Instance:
     found = live or matching
     if len(found) > 1:
         ids = ", ".join(instance.id for instance in found)
-        if name is not None:
-            raise BadInput(f"{len(found)} engines are called {name!r}", hint=ids)
+        refuse_if(name is not None, f"{len(found)} engines are called {name!r}", hint=ids)
         refuse_if(live, f"{len(live)} engines are running: name one", hint=ids)
         hint = "`moebox up RECIPE` starts one; `moebox ps` lists those that ended"
         raise ExternalError(f"nothing is running: {len(known)} engines have ended", hint=hint)
