@@ -17,7 +17,7 @@ import difflib
 import errno
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 INTERRUPTED = 130  # the shell's code for SIGINT
@@ -128,6 +128,12 @@ def refuse_if(wrong: object, message: str, *, hint: str | None = None) -> None:
     """Raise BadInput if `wrong` is true: one rule per line where many are checked."""
     if wrong:
         raise BadInput(message, hint=hint)
+
+
+def require_known(kind: str, name: str, known: Collection[str]) -> None:
+    """Raise UnknownName if a name is not one of the known ones."""
+    if name not in known:
+        raise UnknownName(kind, name, known)
 
 
 def refuse_out_of_range(flag: str, value: int | None, least: int, most: int) -> None:

@@ -21,7 +21,7 @@ from moebox.doctor.box import HostCheck, check_box, check_this_machine, compare_
 from moebox.doctor.logs import LogSearch, feed_file, search_file
 from moebox.engines.package_check import PackageCheck, check_package
 from moebox.engines.support import support_warnings
-from moebox.errors import MoeboxError, UnknownName, refuse_if
+from moebox.errors import MoeboxError, refuse_if, require_known
 from moebox.serve.state import state_dir
 from moebox.site import read_site
 from moebox.store import Run, plain, runs_dir
@@ -51,8 +51,8 @@ def logs(
         every: Show notes and consequences too.
     """
     known: list[PlanWarning] = []
-    if engine and engine not in registry.engine_names():
-        raise UnknownName("engine", engine, registry.engine_names())
+    if engine:
+        require_known("engine", engine, registry.engine_names())
     if not file.exists() and (str(file) == "latest" or (runs_dir() / file).is_dir()):
         file = Run.open(str(file)).path
     if file.is_dir():

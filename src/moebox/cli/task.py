@@ -23,7 +23,7 @@ from moebox.cli.signals import interrupt_message
 from moebox.cli.target import create_run, find_endpoint
 from moebox.core.endpoint import Endpoint
 from moebox.core.setting import apply_settings
-from moebox.errors import BadInput, ExternalError, UnknownName, refuse_if, refuse_out_of_range
+from moebox.errors import BadInput, ExternalError, refuse_if, refuse_out_of_range, require_known
 from moebox.loose import get_object
 from moebox.serve import connect
 from moebox.serve.state import hold_endpoint
@@ -127,8 +127,8 @@ def task(
     wanted = runner.job_names(parse_families(family, client=with_), level or "easy", number, first)
     if write is not None:
         return _write_jobs(wanted, write, json=json)
-    if with_ and with_ not in CLIENTS:
-        raise UnknownName("client", with_, CLIENTS)
+    if with_:
+        require_known("client", with_, CLIENTS)
     parse_addresses(mcp)
     before = load_task_run(Run.open(resume)) if resume else None
     if before and not target:
@@ -157,8 +157,7 @@ def parse_families(given: Sequence[str], *, client: str = "") -> list[str]:
     """Return the named families; by default, for a real client, those that it can do."""
     chosen = flags.split_names(*given)
     for name in chosen:
-        if name not in FAMILIES:
-            raise UnknownName("family", name, FAMILIES)
+        require_known("family", name, FAMILIES)
         unsupported = client and name in UNSUPPORTED_FAMILIES
         refuse_if(unsupported, f"--family {name} needs a tool that only our own agent has", hint="leave --with out")
     if client and not chosen:

@@ -16,7 +16,7 @@ from moebox.core.box import Gpu
 from moebox.core.model import COMPONENTS, Checkpoint, Model
 from moebox.data import FOLDER
 from moebox.data import load_table as load_table
-from moebox.errors import UnknownName, suggest_names
+from moebox.errors import UnknownName, require_known, suggest_names
 
 T = TypeVar("T")
 ROW_ONLY = ("models", "other", "per_expert", "bytes")  # of a checkpoint's row, beside bits of components
@@ -57,10 +57,8 @@ def models() -> dict[str, Model]:
 
 
 def find_gpu(name: str) -> Gpu:
-    found = gpus().get(name)
-    if found is None:
-        raise UnknownName("GPU", name, gpus())
-    return found
+    require_known("GPU", name, gpus())
+    return gpus()[name]
 
 
 def get_model(name: str) -> Model | None:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from moebox.core import registry
 from moebox.core.versions import canonical_version, version_numbers
-from moebox.errors import BadInput, UnknownName, refuse_if
+from moebox.errors import BadInput, refuse_if, require_known
 
 SourceKind = Literal["package", "build", "image"]
 VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*")
@@ -31,8 +31,7 @@ def parse_source(text: str, *, image: str = "") -> EngineSource:
     match = re.fullmatch(r"([^=@]+)(==|@)(.+)", text)
     if match and (match[2] == "==" or match[1] in registry.engine_names()):
         name, sign, version = match.groups()
-        if name not in registry.engine_names():
-            raise UnknownName("engine", name, registry.engine_names())
+        require_known("engine", name, registry.engine_names())
         if not VERSION.fullmatch(version) or version.endswith(("-", ".")):
             raise BadInput(f"{text}: {version!r} is not a version", hint="write it like vllm==0.32.0")
         if image:

@@ -7,7 +7,7 @@ from moebox import codec
 from moebox.core.catalogue import load_table
 from moebox.core.recipe import Flag
 from moebox.data import FOLDER
-from moebox.errors import UnknownName
+from moebox.errors import require_known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +49,5 @@ def load_preset(name: str) -> ImagePreset:
     """The preset of that name; one without settings for ""."""
     if not name:
         return NO_PRESET
-    if name not in preset_names():
-        raise UnknownName("runtime.preset", name, preset_names())
+    require_known("runtime.preset", name, preset_names())
     return codec.decode(ImagePreset, load_table(f"presets/{name}"), where=f"presets/{name}.toml")

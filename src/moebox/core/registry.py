@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moebox.core.traits import Traits
-from moebox.errors import IMPORT_ERRORS, UnknownName
+from moebox.errors import IMPORT_ERRORS, require_known
 
 ENTRY_POINT_GROUP = "moebox.engines"
 OWN_PACKAGE = "moebox.engines"
@@ -87,10 +87,9 @@ def all_traits() -> tuple[Traits, ...]:
 
 
 def find_engine(name: str) -> RegisteredEngine:
-    found = load_registry().engines.get(name)
-    if found is None:
-        raise UnknownName("engine", name, engine_names())
-    return found
+    engines = load_registry().engines
+    require_known("engine", name, engines)
+    return engines[name]
 
 
 def engine_traits(name: str) -> Traits:

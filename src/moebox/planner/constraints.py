@@ -9,7 +9,7 @@ from moebox.core.model import KV_BYTES
 from moebox.core.plan import Goal
 from moebox.core.recipe import EngineName, Parallel
 from moebox.core.setting import parse_text, split_setting
-from moebox.errors import BadInput, UnknownName, refuse_if, refuse_out_of_range
+from moebox.errors import BadInput, refuse_if, refuse_out_of_range, require_known
 from moebox.sizing.layout import unsupported_layout
 from moebox.units import join_names
 
@@ -70,8 +70,8 @@ class Constraints(CommonConstraints):
             "image": (self.image, IMAGES),
         }
         for kind, (name, known) in names.items():
-            if name is not None and name not in known:
-                raise UnknownName(kind, name, known)
+            if name is not None:
+                require_known(kind, name, known)
         for field in (*PARALLEL_SIZES, "concurrency", "threads"):
             refuse_out_of_range(f"--{field}", getattr(self, field), 1, 2**20)
         refuse_out_of_range("--ub", self.ubatch, 1, 2**20)

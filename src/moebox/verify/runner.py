@@ -15,7 +15,7 @@ from moebox.core.event import CheckDone
 from moebox.core.quirks import excuse_check, excuse_results, quirks_shown
 from moebox.core.verdict import CheckResults, CheckVerdict, Failure, Mark, Probe, Score, worst_mark
 from moebox.detect.stall import DEFAULT_LIMITS, STANDS_STILL, StallLimits, StallWatch
-from moebox.errors import UnknownName, refuse_if
+from moebox.errors import refuse_if, require_known
 from moebox.escape import one_line
 from moebox.loose import get_objects
 from moebox.redact import hide_known_keys
@@ -143,8 +143,7 @@ def select_checks(only: Sequence[str], start: str) -> list[Check]:
     """The named checks in their order. Raise UnknownName for a check that does not exist."""
     first = start or CHECK_NAMES[0]
     for name in (*only, first):
-        if name not in CHECK_NAMES:
-            raise UnknownName("check", name, CHECK_NAMES)
+        require_known("check", name, CHECK_NAMES)
     chosen = [check for check in CHECKS[CHECK_NAMES.index(first) :] if not only or check.name in only]
     refuse_if(not chosen, f"--only {','.join(only)} comes before --from {first}: no check is left")
     return chosen

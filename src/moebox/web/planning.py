@@ -26,7 +26,7 @@ from moebox.core.deployment import Deployment
 from moebox.core.plan import Goal, Plan
 from moebox.core.recipe import EngineName
 from moebox.core.setting import flag_words
-from moebox.errors import MoeboxError, UnknownName, refuse_if
+from moebox.errors import MoeboxError, refuse_if, require_known
 from moebox.flows import recipes
 from moebox.planner.constraints import Constraints
 from moebox.planner.speed import Speed
@@ -68,10 +68,9 @@ def parse_query(query: Mapping[str, str]) -> PlanQuery:
     """Parse the query of an address. Raise BadInput for an invalid value."""
     goal: Any = query.get("goal") or "throughput"
     engine: Any = query.get("engine") or None
-    if goal not in get_args(Goal):
-        raise UnknownName("goal", goal, get_args(Goal))
-    if engine is not None and engine not in registry.engine_names():
-        raise UnknownName("engine", engine, registry.engine_names())
+    require_known("goal", goal, get_args(Goal))
+    if engine is not None:
+        require_known("engine", engine, registry.engine_names())
     box = query.get("box")
     return PlanQuery(
         box=default_box() if box is None else box.strip(),

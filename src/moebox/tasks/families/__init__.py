@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable
 from dataclasses import asdict
 
-from moebox.errors import UnknownName
+from moebox.errors import require_known
 from moebox.tasks.families import code_jobs, text_jobs
 from moebox.tasks.result import LEVELS, AgentJob, JobDraft, Level
 
@@ -24,9 +24,7 @@ FAMILIES: dict[str, JobMaker] = {
 
 def make_job(family: str, level: Level, seed: int) -> AgentJob:
     """Make a job. Raise UnknownName for a family or level that does not exist."""
-    if family not in FAMILIES:
-        raise UnknownName("family", family, FAMILIES)
-    if level not in LEVELS:
-        raise UnknownName("level", level, LEVELS)
+    require_known("family", family, FAMILIES)
+    require_known("level", level, LEVELS)
     draft = FAMILIES[family](random.Random(f"{family}/{level}/{seed}"), level)  # text seeds are stable across Pythons
     return AgentJob(family=family, level=level, seed=seed, **asdict(draft) | {"checks": draft.checks})
