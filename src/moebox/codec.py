@@ -38,7 +38,12 @@ _LONG_KEY = re.compile(r"""(?<![\w"'.-])(?:[\w"'-]++[ \t]*+\.[ \t]*+){100}""")
 def shared_fields(source: Any, kind: Any) -> Any:
     """Values of the fields that a dataclass has in common with `kind`, by name: to make one from the other."""
     names = {field.name for field in dataclasses.fields(kind)}
-    return {field.name: getattr(source, field.name) for field in dataclasses.fields(source) if field.name in names}
+    return pick_fields(source, (field.name for field in dataclasses.fields(source) if field.name in names))
+
+
+def pick_fields(source: Any, names: Iterable[str]) -> Any:
+    """Values of some fields of an object, by name."""
+    return {name: getattr(source, name) for name in names}
 
 
 def decode(kind: type[T], value: Any, *, where: str) -> T:

@@ -35,7 +35,7 @@ def models(*, everything: All = False, json: AsJson = False) -> int:
     document = {
         "models": [
             {
-                **{name: getattr(model, name) for name in ("name", "title", "repo", "context")},
+                **codec.pick_fields(model, ("name", "title", "repo", "context")),
                 "parameters": {"total": model.total_parameters, "active": model.active_parameters},
                 "attention": _attention_key(model),
                 "licence": model.licence.name,
@@ -144,7 +144,7 @@ def model_document(model: Model, checkpoints: tuple[Checkpoint, ...]) -> Documen
         "source": model.source,
         "checkpoints": [
             {
-                **{name: getattr(checkpoint, name) for name in CHECKPOINT_KEYS},
+                **codec.pick_fields(checkpoint, CHECKPOINT_KEYS),
                 "bytes": checkpoint.total_bytes,
                 "bits_per_weight": round(checkpoint.bits_per_weight(model), 3),
                 "by_component": checkpoint.bytes_by_component,

@@ -102,7 +102,7 @@ def plan_document(chosen: Plan) -> Document:
         row |= {"by_component": device.weights, "draft_bytes": device.draft, "activations_bytes": device.activations}
         devices.append(row)
     return {
-        **{name: getattr(chosen, name) for name in PLAN_KEYS},
+        **codec.pick_fields(chosen, PLAN_KEYS),
         "memory": {
             "per_device": devices,
             "kv_tokens": memory.kv_tokens,

@@ -12,7 +12,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from moebox import files
+from moebox import codec, files
 from moebox.cli.flags import All, AsJson
 from moebox.cli.output import print_lines, print_note, print_parts, print_result
 from moebox.core.box import GpuProcess
@@ -82,7 +82,7 @@ def list_engines() -> list[EngineRow]:
     rows = []
     for instance in state.list_instances():
         guard, left = instance.guard_state, tuple(orphans.pop(instance.id, ()))
-        own = {name: getattr(instance, name) for name in SHARED} | {"lost_log_bytes": guard.lost_bytes}
+        own = codec.pick_fields(instance, SHARED) | {"lost_log_bytes": guard.lost_bytes}
         rows.append(EngineRow(**own, pid=guard.engine or None, code=guard.code, left=left))
         if instance.is_alive:
             containers.pop(instance.id, None)

@@ -6,6 +6,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+from moebox import codec
 from moebox.checkpoint import deploy
 from moebox.cli import flags
 from moebox.cli.display import WaitingLine, make_group, make_table
@@ -190,7 +191,8 @@ def calibration_summary(calibration: Calibration) -> Document:
     """Return a calibration under the keys that scripts rely on."""
     reading = full_depth(calibration)
     names = ("id", "date", "engine", "version", "model", "quant", "layers", "depths", "imported")
-    return {name: getattr(calibration, name) for name in names} | {
+    return {
+        **codec.pick_fields(calibration, names),
         "box": calibration.place.text,
         "layout": calibration.layout.text,
         "error": round(reading.decode_error, 4) if reading.decode_times else None,

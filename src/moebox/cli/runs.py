@@ -43,7 +43,7 @@ def runs(*, everything: All = False, json: AsJson = False) -> int:
         briefs = []
         for row in found:
             brief, active = run_brief(Run(home / row.id)), row.id in live
-            brief |= {name: getattr(row, name) for name in LISTED}
+            brief |= codec.pick_fields(row, LISTED)
             briefs.append(brief | {"live": active, "state": row.state_text(live=active)})
         print_json({"runs": briefs, "folder": home})
         return 0
@@ -112,7 +112,7 @@ def show(run: str = "latest", *, everything: All = False, json: AsJson = False) 
         "box": record.box.name if record.box else None,
         "kv_tokens": record.kv_tokens,
         "attempts": [{"number": each.number, "outcome": each.outcome, "why": each.reason} for each in record.attempts],
-        "rungs": [{key: getattr(check, key) for key in ("name", "verdict", "reason")} for check in record.all_checks],
+        "rungs": [codec.pick_fields(check, ("name", "verdict", "reason")) for check in record.all_checks],
         "measurements": [load.raw for load in record.loads],
         "problems": record.problems,
         "missing": record.gaps,

@@ -83,7 +83,7 @@ def save_findings(run: Run, findings: KernelFindings) -> None:
         before = run.read_json(FILE)
     except BadInput:  # damaged: replace it
         before = None
-    key = {name: getattr(findings, name) for name in _SAME}
+    key = codec.pick_fields(findings, _SAME)
     others = [scan for scan in get_objects(before, "scans") if not key.items() <= scan.items()]
     run.write_json(FILE, {"scans": [*others, findings]})
     event = KernelsChecked(**key, by=findings.by, launches=findings.launches, bad=len(findings.bad))

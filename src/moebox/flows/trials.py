@@ -76,7 +76,7 @@ class TrialRunner:
             self.best = replace(self.best, samples=trial.again)
         self.save_table()
         kind: type[event.ClimbStep] = event.ClimbKept if trial.kept else event.ClimbDropped
-        self.run.add_event(kind(**{name: getattr(trial, name) for name in kind.__struct_fields__}), sync=True)
+        self.run.add_event(kind(**codec.pick_fields(trial, kind.__struct_fields__)), sync=True)
 
     def save_table(self, *, ended: bool = False) -> None:
         table = {"ended": ended, "best": self.best.number if self.best else None, "steps": self.trials}

@@ -49,7 +49,7 @@ def notes_section(records: Sequence[RunRecord]) -> Section:
 
 def non_default_settings(recipe: Recipe) -> Document:
     """The settings that differ from their defaults, which is all that a recipe file needs."""
-    defaults = codec.to_plain(Recipe(**{name: getattr(recipe, name) for name in NEEDED}))
+    defaults = codec.to_plain(Recipe(**codec.pick_fields(recipe, NEEDED)))
     return _differences(codec.to_plain(recipe), defaults, keep=(*NEEDED, "format"))
 
 
