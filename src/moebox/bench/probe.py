@@ -52,7 +52,7 @@ class ProbedEndpoint:
     @property
     def tls(self) -> ssl.SSLContext | None:
         """The TLS context for its other pages (/tokenize, /metrics), or None for plain HTTP."""
-        return sockets.tls_context(self.address) if self.address.tls else None
+        return sockets.tls_context(self.address)
 
     def check_listening(self) -> None:
         """Raise ExternalError if no server listens any more."""

@@ -60,8 +60,10 @@ def resolve_addresses(target: SocketAddress) -> list[tuple[socket.AddressFamily,
     return [(family, address[:2]) for family, _, _, _, address in found]  # type: ignore[misc]
 
 
-def tls_context(target: SocketAddress) -> ssl.SSLContext:
-    """Settings for checking the server's certificate."""
+def tls_context(target: SocketAddress) -> ssl.SSLContext | None:
+    """Settings for checking the server's certificate; None for plain HTTP."""
+    if not target.tls:
+        return None
     try:
         context = ssl.create_default_context(cafile=target.ca_file or None)
     except OSError as problem:
@@ -81,9 +83,10 @@ def connect(target: SocketAddress, timeout_s: float) -> socket.socket:
     except (OSError, UnicodeError) as problem:
         reason = getattr(problem, "strerror", None) or problem
         raise ExternalError(f"{where}: {reason}", hint="is the server up?") from None
-    if not target.tls:
+    context = tls_context(target)
+    if context is None:
         return sock
-    secured = tls_context(target).wrap_socket(sock, server_hostname=target.host, do_handshake_on_connect=False)
+    secured = context.wrap_socket(sock, server_hostname=target.host, do_handshake_on_connect=False)
     try:
         _shake_hands(secured, target, timeout_s)
     except OSError as problem:

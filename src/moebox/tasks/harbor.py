@@ -50,7 +50,7 @@ def write_task(job: AgentJob, folder: Path) -> Path:
         files |= {"gadget.py": inspect.getsource(gadget) + shipped["gadget_main.py.txt"]}
         files |= {gadget.STATE_FILE: job.gadget}
     checks = {
-        "snippets": [snippet for check in job.checks for snippet in check.snippets],
+        "snippets": job.snippets,
         "expected": list(expected_values(job.family, job.level, job.seed)),
         "protected": {name: job.files[name] for name in job.protected},
     }

@@ -64,6 +64,11 @@ class JobName:
 class AgentJob(JobDraft, JobName):
     """A draft with the name that it was made from."""
 
+    @property
+    def snippets(self) -> list[str]:
+        """The snippets of all checks."""
+        return [snippet for check in self.checks for snippet in check.snippets]
+
 
 Unfinished = Literal["budget", "stopped", "gone"]  # `--resume` does those again
 Finished = Literal[

@@ -26,8 +26,7 @@ LIMITS = SandboxLimits(time_s=20.0, cpu_s=3, memory_bytes=768 * 2**20)
 def run_hidden_checks(job: AgentJob, files: Mapping[str, bytes]) -> tuple[HiddenCheckResult, ...]:
     """Run every hidden check, all in one process. Protected files are restored first."""
     restored = dict(files) | {name: job.files[name].encode() for name in job.protected}
-    snippets = [snippet for check in job.checks for snippet in check.snippets]
-    outcome = sandbox.run_snippets(restored, snippets, limits=LIMITS)
+    outcome = sandbox.run_snippets(restored, job.snippets, limits=LIMITS)
     values, wanted = iter(outcome.values), iter(expected_values(job.family, job.level, job.seed))
     results = []
     for check in job.checks:
@@ -53,8 +52,7 @@ def expected_values(family: str, level: Any, seed: int) -> tuple[Any, ...]:
     """Values of the reference solution for each snippet of every check of a job."""
     job = make_job(family, level, seed)
     files = {name: text.encode() for name, text in {**job.files, **job.solution}.items()}
-    snippets = [snippet for check in job.checks for snippet in check.snippets]
-    return sandbox.run_snippets(files, snippets, limits=LIMITS).values
+    return sandbox.run_snippets(files, job.snippets, limits=LIMITS).values
 
 
 def values_equal(value: Any, wanted: Any) -> bool:
