@@ -53,6 +53,10 @@ class HttpReply:
         except (ValueError, RecursionError):
             return None
 
+    def json_if_ok(self) -> Any:
+        """Parse the text of a successful reply as JSON; None for any other reply."""
+        return self.json() if self.ok else None
+
 
 class HttpError(ExternalError):
     """No reply, or an error reply."""

@@ -6,8 +6,10 @@ For replies of servers, files of other tools and run folders of other versions. 
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TypeGuard
+from typing import TypeGuard, TypeVar
 
+K = TypeVar("K")
+T = TypeVar("T")
 Json = Mapping[str, object]  # a JSON object from elsewhere, with unknown content
 Document = dict[str, object]  # a JSON object that we write in another program's format
 MAX_FLOAT = sys.float_info.max  # JSON integers have no limit, floats do
@@ -71,6 +73,16 @@ def get_object(row: object, *names: str) -> Json:
     return next((value for value in get_values(row, names) if isinstance(value, dict)), {})
 
 
+def drop_keys(row: Mapping[K, T], *names: K) -> dict[K, T]:
+    """Return a mapping without these keys."""
+    return {name: value for name, value in row.items() if name not in names}
+
+
+def drop_empty(row: Mapping[K, T]) -> dict[K, T]:
+    """Return a mapping without the values that are empty or 0."""
+    return {name: value for name, value in row.items() if value}
+
+
 def is_true(row: object, *names: str) -> bool:
     """True if one of `names` is the JSON value true."""
     return any(value is True for value in get_values(row, names))
@@ -84,6 +96,11 @@ def as_object(value: object) -> dict[str, object]:
 def as_text(value: object) -> str:
     """Return `value` if it is a text, else ""."""
     return value if isinstance(value, str) else ""
+
+
+def is_int_list(value: object) -> TypeGuard[list[int]]:
+    """True for a list of integers that is not empty."""
+    return isinstance(value, list) and value != [] and all(isinstance(each, int) for each in value)
 
 
 def is_text(value: object) -> TypeGuard[str]:

@@ -8,6 +8,7 @@ from moebox import loose
 from moebox.core import catalogue
 from moebox.core.layers import Compressed, Gqa, Indexer, Layers, Linear, Mla
 from moebox.errors import BadInput, refuse_if
+from moebox.loose import is_int_list
 
 MAX_NUMBER = 2**40  # no field of a config is larger
 _TABLE = catalogue.load_table("weights")
@@ -191,7 +192,7 @@ def _block_indexer(fields: ConfigFields) -> Indexer | None:
 def _compressed_stack(fields: ConfigFields) -> AttentionStack:
     layers = fields.integer("num_hidden_layers", least=1)
     ratios = fields.values.get("compress_ratios")  # of each layer
-    if not isinstance(ratios, list) or len(ratios) < layers or not all(isinstance(part, int) for part in ratios):
+    if not is_int_list(ratios) or len(ratios) < layers:
         raise BadInput(f"{fields.where}: compress_ratios must have an integer for each of {layers} layers")
     indexer = read_indexer(fields)
     plain = Compressed(

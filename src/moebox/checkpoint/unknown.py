@@ -59,7 +59,7 @@ def model_from_unknown_config(config: dict[str, Any], architecture: str, *, name
     for part in NAMES["parts"]:  # experts or attention in an object of their own (DBRX), where top_k is moe_top_k
         inner = loose.get_object(text, part)
         prefixed = {f"moe_{name}": value for name, value in inner.items() if f"moe_{name}" in KNOWN_NAMES}
-        text = {**prefixed, **inner, **{name: value for name, value in text.items() if name != part}}
+        text = {**prefixed, **inner, **loose.drop_keys(text, part)}
     fields = LooseFields(text, where)
     listed = next((text[name] for name in NAMES["layer_list"] if isinstance(text.get(name), list) and text[name]), None)
     hidden = fields.integer(*NAMES["hidden"], least=1)

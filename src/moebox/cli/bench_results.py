@@ -27,7 +27,7 @@ from moebox.core.result import Measurement, PrefillDecode, result_document
 from moebox.doctor.logs import known_causes
 from moebox.errors import BadInput, ExternalError, MoeboxError, refuse_if
 from moebox.escape import printable_line
-from moebox.loose import Document, get_object, get_objects, get_text, is_true
+from moebox.loose import Document, drop_keys, get_object, get_objects, get_text, is_true
 from moebox.redact import hide_known_keys
 from moebox.store import Run, plain, runs_dir
 from moebox.store.run import ELSEWHERE, safe_name
@@ -83,7 +83,7 @@ def _identity(values: object) -> object:
     """Return what a result measured: model and workload without its salt; an imported result is compared as a whole."""
     if get_text(values, "source"):
         return values
-    work = {key: value for key, value in get_object(values, "workload").items() if key != "salt"}
+    work = drop_keys(get_object(values, "workload"), "salt")
     tests = [get_text(row, "test") for row in get_objects(values, "rows")]
     return get_text(values, "kind"), get_text(values, "model_id"), work, tests
 

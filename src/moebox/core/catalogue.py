@@ -17,6 +17,7 @@ from moebox.core.model import COMPONENTS, Checkpoint, Model
 from moebox.data import FOLDER
 from moebox.data import load_table as load_table
 from moebox.errors import UnknownName, require_known, suggest_names
+from moebox.loose import drop_empty, drop_keys
 
 T = TypeVar("T")
 ROW_ONLY = ("models", "other", "per_expert", "bytes")  # of a checkpoint's row, beside bits of components
@@ -103,7 +104,7 @@ def checkpoint_from_row(model: Model, row: Mapping[str, Any]) -> Checkpoint:
     }
     if model.moe and "routed_experts" in sizes:
         sizes["routed_experts"] += row.get("per_expert", 0) * model.moe_layers * model.moe.experts
-    sizes = {name: size for name, size in sizes.items() if size}
+    sizes = drop_empty(sizes)
     if "bytes" in row:  # with a published total, the experts are the rest of it
         sizes["routed_experts"] = row["bytes"] - sum(size for name, size in sizes.items() if name != "routed_experts")
     computed = {
@@ -112,7 +113,7 @@ def checkpoint_from_row(model: Model, row: Mapping[str, Any]) -> Checkpoint:
         "expert_layer_bytes": sizes.get("routed_experts", 0) // max(model.moe_layers, 1),
         "how": "published" if "bytes" in row else "computed",
     }
-    facts = {name: value for name, value in row.items() if name not in (*COMPONENTS, *ROW_ONLY)}
+    facts = drop_keys(row, *COMPONENTS, *ROW_ONLY)
     return codec.decode(Checkpoint, facts | computed, where=f"checkpoints.toml [{row['name']}]")
 
 
@@ -141,7 +142,7 @@ def known_divergences(model: str) -> Iterator[FormatDivergence]:
     """What is published about a model's formats."""
     for row in load_table("divergence")["divergence"]:
         figures = {name: row.get(name, {}) for name in ("kl", "perplexity")}
-        rest = {name: value for name, value in row.items() if name != "models"}
+        rest = drop_keys(row, "models")
         for name in {**figures["kl"], **figures["perplexity"]} if model in row["models"] else ():
             document = {**rest, "format": name, **{key: values.get(name) for key, values in figures.items()}}
             yield codec.decode(FormatDivergence, document, where="divergence.toml")

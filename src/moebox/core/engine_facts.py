@@ -5,6 +5,8 @@ from typing import Self
 
 import msgspec
 
+from moebox.loose import drop_keys
+
 
 class MemorySizes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Bytes by use; None if the engine does not report it."""
@@ -51,5 +53,4 @@ class EngineFacts(MemorySizes, frozen=True, omit_defaults=True):
     def from_figures(cls, figures: Mapping[str, float], devices: tuple[DeviceFacts, ...] = ()) -> Self:
         """Sort figures into fields by name; unknown names go to `other`."""
         known = {name: value for name, value in figures.items() if name in cls.__struct_fields__}
-        other = {name: value for name, value in figures.items() if name not in known}
-        return msgspec.convert({**known, "other": other, "devices": devices}, cls)
+        return msgspec.convert({**known, "other": drop_keys(figures, *known), "devices": devices}, cls)

@@ -13,7 +13,7 @@ from moebox import codec
 from moebox.core.conditions import Conditions
 from moebox.core.measure import Load, Slo, Workload
 from moebox.errors import BadInput
-from moebox.loose import Json, get_object, get_path, is_number
+from moebox.loose import Json, drop_keys, get_object, get_path, is_number
 
 FORMAT = 1
 TokenCounts = Literal["usage", "tokenizer", "chunks"]  # the source of token counts
@@ -272,7 +272,7 @@ def parse_measurement(values: Json, where: str) -> Measurement:
 def parse_prefill_decode(values: Json, where: str) -> PrefillDecode:
     """Read tests of prefill and decode that moebox wrote. Raise BadInput if they are damaged."""
     _refuse_huge_numbers(values, where)
-    return codec.decode(PrefillDecode, {key: values[key] for key in values if key != "source"}, where=where)
+    return codec.decode(PrefillDecode, drop_keys(values, "source"), where=where)
 
 
 def _refuse_huge_numbers(value: object, where: str) -> None:
@@ -305,5 +305,4 @@ def _nest_latencies(values: Json) -> dict[str, object]:
     for key in values.keys() & names.keys():
         latency, stat = names[key]
         latencies.setdefault(latency, {})[stat] = values[key]
-    others = {key: value for key, value in values.items() if key not in names}
-    return {**others, **latencies}
+    return {**drop_keys(values, *names), **latencies}

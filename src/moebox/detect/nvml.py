@@ -16,6 +16,7 @@ from typing import Any
 
 from moebox.core import catalogue
 from moebox.core.box import Gpu, GpuProcess, Link, LinkKind, Pcie
+from moebox.loose import drop_empty
 
 INSTANCE_ENV = "MOEBOX_INSTANCE"  # set for every process of an engine that moebox started
 
@@ -72,7 +73,7 @@ def list_holders(nvml: Any) -> dict[int, list[GpuProcess]]:
     """Return the processes on each GPU of this machine that has any, as far as the driver and the kernel show them."""
     count = query(nvml, 0, "nvmlDeviceGetCount")
     held = {index: list(starmap(identify_process, gpu_processes(nvml, index))) for index in range(count)}
-    return {index: processes for index, processes in held.items() if processes}
+    return drop_empty(held)
 
 
 def read_driver(nvml: Any, *, sysfs: Path = Path("/sys"), only: str | None = None) -> DriverReport:

@@ -23,6 +23,7 @@ from moebox.flows.rehearse import reduce_recipe, with_weights
 from moebox.flows.trials import BEST_FILE, ClimbListener, TrialRunner
 from moebox.flows.tune_state import Changes, Gains, ScreenTrial, SettingGain, TuneOptions, TuneState, single_key
 from moebox.flows.walk import ClimbEffort, ClimbTrial, SettingStep, checks_for, current_value
+from moebox.loose import drop_keys
 from moebox.planner.speed import Speed
 from moebox.report.charts import HEIGHT, WIDTH
 from moebox.report.svg import inline_colours, svg_tag
@@ -277,7 +278,7 @@ class Tuner(TrialRunner):
                 queue = [row for row in queue if row[1] == left_out or not left_out or left_out not in row[0]]
             else:
                 risky = sorted(changes, key=lambda path: -len(checks_for(path)))
-                fewer = [({key: value for key, value in changes.items() if key != path}, path) for path in risky]
+                fewer = [(drop_keys(changes, path), path) for path in risky]
                 queue = [row for row in fewer if row[0]] + queue
 
     def confirm_finalists(self, gains: Gains) -> None:

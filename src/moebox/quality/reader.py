@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from moebox import http
 from moebox.core.endpoint import AUTH_STATUSES, KEY_HINT, Endpoint
 from moebox.errors import BadInput, ExternalError, Unsupported, refuse_if
-from moebox.loose import Json, get_objects, get_path, get_text
+from moebox.loose import Json, get_objects, get_path, get_text, is_int_list
 from moebox.quality import wire
 from moebox.quality.texts import CACHED_KINDS, WINDOW, QualityText
 from moebox.quality.wire import UNEQUAL_SHARE, TextReading, find_reading_problem
@@ -84,7 +84,7 @@ class LogprobReader:
             more = {"model": self.endpoint.model} if name == "prompt" else {}
             bodies = [{**more, name: text, flag: special} for special in (False, True)]
             plain, full = (get_path(self._post("/tokenize", body).json(), "tokens") for body in bodies)
-            if isinstance(plain, list) and plain and all(isinstance(token, int) for token in plain):
+            if is_int_list(plain):
                 begins = isinstance(full, list) and full[1 : 1 + len(plain)] == plain
                 return [full[0], *plain] if isinstance(full, list) and begins else plain
         return []
@@ -225,8 +225,7 @@ def describe_server(endpoint: Endpoint) -> dict[str, str]:
 
     pages = {}
     for path in ("/version", "/props", "/server_info", "/get_server_info", "/v1/models"):
-        reply = http.get(endpoint.server_url + path, headers=endpoint.headers, timeout_s=5.0)
-        pages[path] = reply.json() if reply.ok else None
+        pages[path] = http.get(endpoint.server_url + path, headers=endpoint.headers, timeout_s=5.0).json_if_ok()
     row = next((each for each in get_objects(pages["/v1/models"], "data") if each.get("id") == endpoint.model), {})
     server = pages["/server_info"] or pages["/get_server_info"]
     version = get_text(pages["/version"], "version") or get_text(server, "version")

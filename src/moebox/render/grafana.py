@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from moebox.core import catalogue, metrics
 from moebox.core.deployment import Deployment
+from moebox.loose import drop_empty
 from moebox.render import quoting
 from moebox.render.pieces import Context
 
@@ -38,7 +39,7 @@ def dashboard_context(deployment: Deployment) -> Context:
     charts = []
     for chart in catalogue.table_rows(DashboardChart, "monitoring", "chart"):
         queries = {legend: _fill_names(deployment, query) for legend, query in chart.queries.items()}
-        charts.append(replace(chart, queries={legend: query for legend, query in queries.items() if query}))
+        charts.append(replace(chart, queries=drop_empty(queries)))
     return {
         "template": "dashboard.json.j2",
         "recipe": deployment.recipe,

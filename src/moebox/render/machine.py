@@ -11,6 +11,7 @@ from moebox.engines import LaunchNode, assemble, build_launch
 from moebox.engines.kv_store import store_folder
 from moebox.engines.reasons import option_reason, variable_reason
 from moebox.errors import refuse_if
+from moebox.loose import drop_empty
 from moebox.render import options, quoting
 from moebox.render.pieces import (
     Context,
@@ -111,7 +112,7 @@ def _common_context(pieces: LaunchPieces, deployment: Deployment, launch: Launch
         "variables": pieces.variables,
         "image": assemble.image_name(deployment),
         "secrets": launch.secret_env,
-        "why": {name: reason for name, reason in reasons.items() if reason},
+        "why": drop_empty(reasons),
         "store": re.sub("^~", quoting.HOME, store) if deployment.recipe.tiers.disk_gib else "",
     }
 

@@ -8,7 +8,7 @@ from moebox.core import result
 from moebox.data import load_table
 from moebox.errors import BadInput
 from moebox.escape import printable_line
-from moebox.loose import Json, as_object, get_number, get_objects, get_path, get_text, get_texts, is_true
+from moebox.loose import Json, as_object, drop_keys, get_number, get_objects, get_path, get_text, get_texts, is_true
 from moebox.runs.record import LoadResult
 from moebox.store import plain
 
@@ -43,7 +43,7 @@ def parse_file(document: Any, path: Path) -> list[LoadResult]:
         if document.get("kind") == "pp-tg":
             return _from_tests(result.parse_prefill_decode(document, path.name))
         raise BadInput(f"{path.name}: unknown kind of measurement {get_text(document, 'kind')!r}")
-    common = {key: value for key, value in as_object(document).items() if key not in LISTS}
+    common = drop_keys(as_object(document), *LISTS)
     rows = get_objects(document, *LISTS) or ([common] if common else get_objects({"all": document}, "all"))
     loads = [imported_load({**common, **row}, name=path.stem, folder=path.parent) for row in rows]
     found = []

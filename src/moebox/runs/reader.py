@@ -28,7 +28,7 @@ from moebox.core.upgrade_result import UPGRADE_FILE, UpgradeResult
 from moebox.core.verdict import CheckResults, CheckVerdict, Gain, Mark
 from moebox.errors import BadInput
 from moebox.escape import one_line
-from moebox.loose import Json, get_number, get_objects, get_text, is_true
+from moebox.loose import Json, drop_empty, drop_keys, get_number, get_objects, get_text, is_true
 from moebox.quality.measure import RESULT_FILE, QualityResult
 from moebox.quality.reference import FILE_NAME
 from moebox.redact import hide_secrets
@@ -92,7 +92,7 @@ UPGRADES: dict[type[Any], tuple[Callable[[Json], Json], ...]] = {
     CheckVerdict: (upgrade_check,),
     CheckResults: (upgrade_results,),
     # Until November 2026 a recipe kept the box it was planned for as a free table.
-    Recipe: (lambda document: {name: value for name, value in document.items() if name != "described"},),
+    Recipe: (lambda document: drop_keys(document, "described"),),
 }
 
 
@@ -162,8 +162,7 @@ class FolderReader:
         document = self.load("verify.json")
         if not isinstance(document, dict):
             return None
-        own_fields = {name: value for name, value in document.items() if name != "verdict"}  # which is computed
-        return self.decode(CheckResults, own_fields, "verify.json")
+        return self.decode(CheckResults, drop_keys(document, "verdict"), "verify.json")  # which is computed
 
     def read_kernels(self) -> list[KernelFindings]:
         document = self.load("kernels.json")
@@ -356,7 +355,7 @@ def software_versions(info: RunInfo, box: Box | None, entries: Sequence[JournalE
     found["engine"] = next((event.facts.version for event in seen if event.facts.version), "")
     found = {**found, **info.versions}
     found.setdefault("moebox", info.moebox)
-    return {name: version for name, version in found.items() if version}
+    return drop_empty(found)
 
 
 def missing_files(folder: Path, *, loads: bool, checks: bool) -> list[str]:

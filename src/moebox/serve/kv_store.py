@@ -109,7 +109,7 @@ def save_slots(endpoint: Endpoint, folder: Path) -> str:
     """
     record, saved, problems = read_record(folder), list[int](), dict[str, list[int]]()
     listed = http.get(f"{endpoint.server_url}/slots", headers=endpoint.headers, timeout_s=30.0)
-    slots = listed.json() if listed.ok else None
+    slots = listed.json_if_ok()
     if record is None or not isinstance(slots, list):
         reason = f"GET /slots: {listed.error}" if record else f"{folder / RECORD} is missing or damaged"
         return f"no slot was saved: {reason}"

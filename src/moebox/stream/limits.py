@@ -31,7 +31,7 @@ def served_limits(endpoint: Endpoint) -> ServedLimits:
     if not listed.status:
         return ServedLimits(problem=listed.text)
     simulation = listed.headers.get(SIMULATION_HEADER, "")
-    models = get_objects(listed.json() if listed.ok else None, "data")
+    models = get_objects(listed.json_if_ok(), "data")
     names = tuple(str(row["id"]) for row in models if row.get("id"))
     only: Json = models[0] if len(models) == 1 else {}
     model = next((row for row in models if row.get("id") == endpoint.model), only)
@@ -44,5 +44,5 @@ def served_limits(endpoint: Endpoint) -> ServedLimits:
 def _read_lengths(endpoint: Endpoint, model: Json) -> Iterator[tuple[object, str]]:
     yield model.get("max_model_len"), "max_model_len of /v1/models"
     reply = http.get(f"{endpoint.server_url}/props", headers=endpoint.headers, timeout_s=QUICK_S)
-    yield get_path(reply.json() if reply.ok else None, "default_generation_settings.n_ctx"), "n_ctx of /props"
+    yield get_path(reply.json_if_ok(), "default_generation_settings.n_ctx"), "n_ctx of /props"
     yield get_path(model, "meta.n_ctx"), "n_ctx of /v1/models"

@@ -136,7 +136,7 @@ def _completion_prompt(prompt: object) -> tuple[str, int]:
         prompt = prompt[0]
     if isinstance(prompt, str):
         return prompt, count_tokens(prompt)
-    if isinstance(prompt, list) and prompt and all(isinstance(token, int) for token in prompt):
+    if loose.is_int_list(prompt):
         return " ".join(map(str, prompt)), len(prompt)
     raise RequestRefused(400, "prompt must be text or a list of token numbers")
 

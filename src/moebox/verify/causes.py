@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from moebox.core import catalogue
 from moebox.core.verdict import CheckVerdict, FaultCause, HttpExchange, Reproduction
-from moebox.loose import get_path
+from moebox.loose import drop_keys, get_path
 from moebox.redact import hide_known_keys
 from moebox.verify.client import HANGS, MachineLimit
 from moebox.verify.completions import implausible_usage, parse_chat
@@ -129,7 +129,7 @@ async def _reproduce(session: ServerSession, suspect: Suspect) -> Reproduction:
         with contextlib.suppress(TimeoutError, MachineLimit):
             async with asyncio.timeout(min(EXPLAIN_S, session.seconds_left)) as session.probe_timeout:
                 for key in [each for each in fields if each in request][:MAX_REDUCTIONS]:
-                    without = {name: value for name, value in request.items() if name != key}
+                    without = drop_keys(request, key)
                     smaller = {**request, key: request[key][1:]} if key == "messages" else without
                     request = smaller if await still_fails(smaller) else request
                 for _ in range(REPEATS):

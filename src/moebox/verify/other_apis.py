@@ -9,7 +9,7 @@ from collections import Counter
 from typing import Any
 
 from moebox.core.verdict import HttpExchange
-from moebox.loose import Json, as_object, as_text, get_object, get_objects, get_path, is_count
+from moebox.loose import Json, as_object, as_text, drop_keys, get_object, get_objects, get_path, is_count
 from moebox.phantom.question import Question, ToolCall
 from moebox.stream.events import ANTHROPIC_INPUTS
 from moebox.verify.completions import ChatAnswer, parse_reply
@@ -323,11 +323,11 @@ async def send_request(session: CheckSession, body: Request, *, allow_marks: boo
     path = "messages" if "messages" in body else "responses"
     exchange, stream = await post_request(session, body, path), bool(body["stream"])
     if exchange.status in (400, 422) and "chat_template_kwargs" in body:
-        body = {key: value for key, value in body.items() if key != "chat_template_kwargs"}
+        body = drop_keys(body, "chat_template_kwargs")
         exchange = await post_request(session, body, path)
     session.skip_if_context_too_short(exchange)
     if exchange.status in REJECTED_STATUSES and "tools" in body:
-        plain = {key: value for key, value in body.items() if key not in ("tools", "tool_choice")}
+        plain = drop_keys(body, "tools", "tool_choice")
         if (await post_request(session, plain, path)).status == 200:
             text = f"the server does not accept tools at /v1/{path}: HTTP {exchange.status}{error_text(exchange)}"
             raise ProbeSkipped(text, "anthropic" if path == "messages" else path)

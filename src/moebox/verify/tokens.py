@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from moebox.loose import as_object, get_path
+from moebox.loose import as_object, get_path, is_int_list
 from moebox.verify.session import ServerSession, raise_for_failure
 from moebox.verify.violations import parse_json_or
 
@@ -38,7 +38,7 @@ async def tokenize_text(session: ServerSession, text: str) -> list[int]:
     """Tokens of a text by the server's tokenizer; empty if it has none."""
     for body in ({"model": session.endpoint.model, "prompt": text, "add_special_tokens": False}, {"content": text}):
         tokens = (await _post(session, "/tokenize", body)).get("tokens")
-        if isinstance(tokens, list) and tokens and all(isinstance(token, int) for token in tokens):
+        if is_int_list(tokens):
             return tokens
     return []
 

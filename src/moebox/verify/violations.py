@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
 from moebox.core.verdict import HttpExchange
-from moebox.loose import as_object, as_text, get_path, is_count, is_text
+from moebox.loose import as_object, as_text, drop_keys, get_path, is_count, is_text
 from moebox.phantom.question import ToolCall
 from moebox.stream.sse import parse_events
 
@@ -172,7 +172,7 @@ def prompt_count_change(known: dict[bytes, int], request: Any, count: int | None
     """Return the contradiction with the `known` count of the same prompt, or ""."""
     if count is None or not isinstance(request, dict):
         return ""
-    prompt = {key: value for key, value in request.items() if key not in NOT_IN_PROMPT}
+    prompt = drop_keys(request, *NOT_IN_PROMPT)
     key = hashlib.sha256(json.dumps(prompt, sort_keys=True, default=str).encode()).digest()
     before = known.setdefault(key, count)
     changed = abs(count - before) > CLOCK_TOKENS

@@ -17,6 +17,7 @@ from moebox.core.model import Checkpoint, Component, Gqa, Model
 from moebox.core.plan import ArithmeticLine, DeviceMemory, Memory
 from moebox.core.recipe import Recipe
 from moebox.engines.budget import add_host_memory, all_gpu_memory, bytes_line, device_memory, ram_overhead, token_line
+from moebox.loose import drop_empty
 from moebox.sizing.constants import MIB, memory_constant, memory_constant_bytes, reserved_bytes, visible_bytes
 from moebox.sizing.kv import entry_bytes, keeps_all_heads, token_bytes
 
@@ -209,7 +210,7 @@ def ram_budget(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe) -
     ram = device_memory(
         "ram",
         box.ram,
-        {name: size for name, size in weights.items() if size},
+        drop_empty(weights),
         kv=layer_cache_bytes(model, recipe, model.layers) * alone,
         activations=cpu_compute_bytes(model, recipe, alone=alone),
         overhead=ram_overhead(box),

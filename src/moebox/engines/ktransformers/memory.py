@@ -22,6 +22,7 @@ from moebox.engines.budget import (
     weight_lines,
 )
 from moebox.engines.sglang.traits import TRAITS as SGLANG
+from moebox.loose import drop_empty
 from moebox.sizing import shards
 from moebox.sizing.constants import memory_constant, memory_constant_bytes, reserved_bytes, visible_bytes
 from moebox.sizing.kv import token_bytes
@@ -76,7 +77,7 @@ def gpu_weights(model: Model, checkpoint: Checkpoint, recipe: Recipe) -> dict[Co
     weights = shards.weights_per_gpu(model, checkpoint, recipe.parallel, 0, vision_share=1.0)
     kept = gpu_expert_count(recipe) / max(model.experts, 1)
     weights["routed_experts"] = round(weights.get("routed_experts", 0) * kept)
-    return {name: size for name, size in weights.items() if size}
+    return drop_empty(weights)
 
 
 def gpu_expert_count(recipe: Recipe) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from moebox.core.verdict import Score
-from moebox.loose import get_objects, get_path
+from moebox.loose import drop_keys, get_objects, get_path
 from moebox.phantom.question import Question
 from moebox.stream.events import anthropic_prompt_tokens
 from moebox.verify.checks.errors import rejection_problem
@@ -262,7 +262,7 @@ async def probe_stored_response(session: CheckSession) -> str | ProbeWarning:
         first = await send_request(session, response_request(session, session.draw("secret"), store=True))
         body = response_request(session, session.draw("secret"), previous_response_id=first.id)
         after = await send_request(session, body, allow_marks=True)
-    alone = await send_request(session, {key: body[key] for key in body if key != "previous_response_id"})
+    alone = await send_request(session, drop_keys(body, "previous_response_id"))
     few, many = alone.token_count("prompt"), after.token_count("prompt")
     if few is not None and many == few:
         return ProbeWarning("previous_response_id is accepted and ignored: the prompt has as many tokens without it")
