@@ -75,7 +75,7 @@ def explain_mismatch(text: str, kind: Any, *, toml: bool) -> tuple[str, str | No
         for part in path.split("."):
             fields = _field_types(kind)[0] if isinstance(kind, type) and dataclasses.is_dataclass(kind) else {}
             kind = fields.get(part)
-            kind = next((each for each in typing.get_args(kind) if dataclasses.is_dataclass(each)), kind)
+            kind = next(filter(dataclasses.is_dataclass, typing.get_args(kind)), kind)
         return f"{path}: {found[1]!r} is not a valid value", suggest_names(found[1], map(str, typing.get_args(kind)))
     return f"{path}: {body}" if path else body, None
 
@@ -177,7 +177,7 @@ def unknown_keys(kind: Any, value: Any, at: str = "") -> Iterator[tuple[str, str
     """Yield each key of `value` that the dataclass `kind` does not have with its path, and the known ones."""
     origin, args, has_fields = typing.get_origin(kind), typing.get_args(kind), dataclasses.is_dataclass(kind)
     if origin in (typing.Union, types.UnionType):
-        choices = [choice for choice in args if dataclasses.is_dataclass(choice)]
+        choices = list(filter(dataclasses.is_dataclass, args))
         if len(choices) == 1:  # with several it is not known which one is meant
             yield from unknown_keys(choices[0], value, at)
     elif isinstance(value, list):

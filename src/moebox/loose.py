@@ -4,15 +4,24 @@ For replies of servers, files of other tools and run folders of other versions. 
 (`codec.decode`). A name such as "a.b" means `row["a"]["b"]`.
 """
 
+import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TypeGuard, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 K = TypeVar("K")
 T = TypeVar("T")
 Json = Mapping[str, object]  # a JSON object from elsewhere, with unknown content
 Document = dict[str, object]  # a JSON object that we write in another program's format
 MAX_FLOAT = sys.float_info.max  # JSON integers have no limit, floats do
+
+
+def read_json(text: str, otherwise: object = None) -> Any:
+    """Return what a text means as JSON, or `otherwise` if it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return otherwise
 
 
 def get_path(row: object, name: str) -> object:

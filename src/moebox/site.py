@@ -44,11 +44,15 @@ class SiteSettings:
 
     @property
     def user_cache(self) -> Path | None:
-        try:
-            user = pwd.getpwuid(os.geteuid()).pw_name
-        except KeyError:
-            user = str(os.geteuid())
-        return Path(self.cache) / user if self.cache else None
+        return Path(self.cache) / user_name(os.geteuid()) if self.cache else None
+
+
+def user_name(uid: int) -> str:
+    """The name of a user, or the number if it has none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def read_site() -> SiteSettings:

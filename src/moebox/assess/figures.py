@@ -84,7 +84,7 @@ def planned_figures(records: Sequence[RunRecord]) -> list[PlannedFigure]:
     figures: list[PlannedFigure] = []
     for index, record in enumerate(records):
         memory = record.planned_memory
-        planned = [*map(planned_parts, memory.devices)] if memory else []
+        planned = [*map(planned_parts, memory.devices)]
         reported = map(reported_parts, record.reported_devices)
         weights = [
             max((device.weight_bytes for device in devices if not device.on_host), default=0.0)
@@ -92,7 +92,7 @@ def planned_figures(records: Sequence[RunRecord]) -> list[PlannedFigure]:
         ]
         pairs = (
             ("Weights per GPU", weights[0], weights[1], "B"),
-            ("KV cache", memory.kv_tokens if memory else None, record.kv_tokens, "tokens"),
+            ("KV cache", memory.kv_tokens, record.kv_tokens, "tokens"),
         )
         figures += [
             PlannedFigure(run=index, what=what, planned=expected, measured=actual, unit=unit)

@@ -86,10 +86,8 @@ def format_gib(value: object, digits: int = 1) -> str:
     return f"{value / 2**30:,.{digits}f} GiB"
 
 
-def format_change(value: float | None) -> str:
+def format_change(value: float) -> str:
     """A relative change with its sign: +12.5%, −3.0%."""
-    if not is_number(value):
-        return DASH
     sign, digits = "+" if value >= 0 else "−", 0 if abs(value) >= 1 else 1
     return f"{sign}{abs(value) * 100:.{digits}f}%"
 

@@ -210,8 +210,7 @@ def unused_memory_text(record: RunRecord) -> str:
 
 def bytes_per_token(recipe: Recipe | None) -> float | None:
     """Bytes of one cached token on each GPU, or None if model or cache type is unknown."""
-    model = get_model(recipe.model) if recipe else None
-    if not recipe or not model:
+    if recipe is None or (model := get_model(recipe.model)) is None:
         return None
     try:
         return model.kv_bytes_per_token("bf16" if recipe.kv == "auto" else recipe.kv) / recipe.parallel.dcp

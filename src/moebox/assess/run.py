@@ -14,6 +14,7 @@ from moebox.assess.naming import engine_title, parallelism_title, placement_titl
 from moebox.assess.recommend import SUSPECTS, loads_text, recommend, repeat_conditions
 from moebox.core.catalogue import get_model
 from moebox.core.quirks import all_quirks
+from moebox.core.recipe import Recipe
 from moebox.core.verdict import CheckVerdict
 from moebox.runs.record import RunFailure, RunRecord
 from moebox.serve.connect import CLAUDE_MIN_CONTEXT
@@ -139,7 +140,7 @@ def speed_cell(record: RunRecord) -> AssessmentCell:
 def run_warnings(record: RunRecord) -> Iterator[str]:
     """What a reader has to know before believing the figures; failed checks are in their cell."""
     memory = record.planned_memory
-    if memory and not memory.fits:
+    if not memory.fits:
         yield f"by the plan's arithmetic it does not fit: {format_gib(memory.shortfall)} are missing"
     doubts = group_by(((doubt, load) for load in record.loads for doubt in load.doubts), lambda pair: pair[0])
     yield from record.damaged_loads
@@ -198,7 +199,7 @@ def next_cell(record: RunRecord, *, serving: bool = False) -> AssessmentCell:
     if slow := min(slow_figures, key=lambda figure: figure.relative_error, default=None):
         detail = f"{slow.what} at {slow.load} is {slow.distance_text}: look at {SUSPECTS[record.has_no_gpu]}"
         return command_cell("moebox doctor box", detail, link="plan")
-    client, reason = usable_client(record)
+    client, reason = usable_client(record, recipe)
     if serving:
         return command_cell(f"moebox connect {client}", reason or "its engine is up")
     place = "" if record.attempts or not recipe.planned_for.box else f"on {recipe.planned_for.box}"
@@ -231,12 +232,11 @@ def repeat_command(record: RunRecord, target: Sequence[str]) -> tuple[str, str] 
     return (" && ".join(bench_commands(doubtful, target)), text) if doubtful else None
 
 
-def usable_client(record: RunRecord) -> tuple[str, str]:
-    """A client that works on the run's endpoint, and why it is not Claude Code."""
-    recipe = record.recipe
-    model = get_model(recipe.model) if recipe else None
+def usable_client(record: RunRecord, recipe: Recipe) -> tuple[str, str]:
+    """A client that works on the endpoint of the run's recipe, and why it is not Claude Code."""
+    model = get_model(recipe.model)
     longest = model.context if model else 0
-    context = (recipe.context if recipe else 0) or longest
+    context = recipe.context or longest
     missing = [name for name in CLAUDE_CHECKS if name in record.check_names("skip")]
     if context >= CLAUDE_MIN_CONTEXT and not missing:
         return "claude-code", ""
@@ -245,7 +245,7 @@ def usable_client(record: RunRecord) -> tuple[str, str]:
     if not context:
         return "curl", "the context is not known"
     reason = f"Claude Code needs {format_count(CLAUDE_MIN_CONTEXT)} tokens of context, this has {format_count(context)}"
-    if recipe and longest >= CLAUDE_MIN_CONTEXT:
+    if longest >= CLAUDE_MIN_CONTEXT:
         reason += f": `moebox plan {shlex.quote(recipe.model)} --context {CLAUDE_MIN_CONTEXT}`"
     return "curl", reason
 

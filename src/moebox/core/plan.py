@@ -54,6 +54,9 @@ class Memory:
         return self.pool_tokens(context) // max(length + self.sequence_tokens, 1)
 
 
+NO_MEMORY = Memory(devices=(), kv_tokens=0, kv_bytes_per_token=0, fits=True)  # of a run without a plan
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArithmeticLine:
     """One line of arithmetic that a reader can check with a calculator."""

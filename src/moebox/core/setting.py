@@ -18,6 +18,7 @@ from moebox import codec
 from moebox.core.recipe import Recipe, split_path
 from moebox.core.versions import SIGNS
 from moebox.errors import BadInput, UnknownName, refuse_if, suggest_names
+from moebox.loose import read_json
 from moebox.units import parse_seconds, parse_tokens
 
 T = TypeVar("T")
@@ -138,10 +139,7 @@ def parse_text(kind: Any, text: str, shown: str) -> Any:
         raise BadInput(f"{shown}={text}: {words[origin or kind]}") from None
     if kind in (str, Path):
         return kind(text)
-    try:  # a value of several types, such as an engine's flag: what is JSON for the engine stays as it is
-        value = json.loads(text)
-    except ValueError:
-        return text
+    value = read_json(text, text)  # of several types, such as an engine's flag: JSON for the engine stays as it is
     items = value if isinstance(value, list) else [value]
     is_meant = str(value) == text if isinstance(value, float) else all(isinstance(each, str | int) for each in items)
     return value if is_meant else text

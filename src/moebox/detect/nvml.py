@@ -5,7 +5,6 @@ box without GPUs.
 """
 
 import contextlib
-import pwd
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from typing import Any
 from moebox.core import catalogue
 from moebox.core.box import Gpu, GpuProcess, Link, LinkKind, Pcie
 from moebox.loose import drop_empty
+from moebox.site import user_name
 
 INSTANCE_ENV = "MOEBOX_INSTANCE"  # set for every process of an engine that moebox started
 
@@ -156,11 +156,7 @@ def identify_process(pid: int, size: int, *, proc: Path = Path("/proc")) -> GpuP
     """Find the name and owner of a process, and the instance if moebox started it for this user."""
     name, user, environment = "", "", b""
     with contextlib.suppress(OSError):  # gone, in another container, or another user's environment
-        owner = (proc / str(pid)).stat().st_uid
-        try:
-            user = pwd.getpwuid(owner).pw_name
-        except KeyError:
-            user = str(owner)
+        user = user_name((proc / str(pid)).stat().st_uid)
         name = (proc / str(pid) / "comm").read_text(errors="replace").strip()
         environment = (proc / str(pid) / "environ").read_bytes()
     variables = dict(part.partition(b"=")[::2] for part in environment.split(b"\0"))

@@ -251,7 +251,7 @@ def required_words(pattern: str) -> tuple[str, ...]:
 
 
 def make_finding(
-    symptom: Symptom, match: re.Match[str] | None, line: str, number: int, recipe: Recipe | None = None
+    symptom: Symptom, match: re.Match[str], line: str, number: int, recipe: Recipe | None = None
 ) -> Finding:
     """The symptom as seen on this line; a line with an Xid also gets what NVIDIA's table has of it."""
     remedy, change = choose_remedy(
@@ -261,7 +261,7 @@ def make_finding(
         versions=symptom.applies.versions,
         area=symptom.area,
     )
-    if match and symptom.misspelt:  # the nearest of the listed names: with another number it is another model's
+    if symptom.misspelt:  # the nearest of the listed names: with another number it is another model's
         listed = re.findall(r"[\w.-]+", match["listed"] or "")
         same = [name for name in listed if re.sub(r"\D", "", name) == re.sub(r"\D", "", match["given"])]
         for near in difflib.get_close_matches(match["given"].lower(), same, 1, 0.75):
@@ -272,7 +272,7 @@ def make_finding(
         severity=symptom.severity,
         line=number,
         text=line.strip()[:500],
-        cause=re.sub(r"\{(\w+)\}", lambda name: match[name[1]].strip() if match else "", symptom.cause),
+        cause=re.sub(r"\{(\w+)\}", lambda name: match[name[1]].strip(), symptom.cause),
         remedy=remedy,
         change=change,
         source=symptom.source,

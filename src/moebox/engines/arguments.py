@@ -7,13 +7,13 @@ each on a line and a shell variable in place of a value.
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from moebox.core import families
 from moebox.core.deployment import Deployment
 from moebox.core.recipe import Flag, Recipe
 from moebox.engines.flags import Argument, FlagCatalogue, is_flag
 from moebox.errors import refuse_if
+from moebox.loose import read_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,18 +116,10 @@ def join_json(arguments: Sequence[Argument], known: FlagCatalogue) -> list[Argum
         for step in above:
             inner = inner.setdefault(step, {})
             refuse_if(not isinstance(inner, dict), f"flags: {name} is below a value of {whole[0][0]}")
-        inner[last] = read_json(values[0])
+        inner[last] = read_json(values[0], values[0])
         joined[joined.index(whole[0])] = (whole[0][0], json.dumps(document, separators=(",", ":")))
         joined.remove(argument)
     return joined
-
-
-def read_json(text: str) -> Any:
-    """Return what a text means as JSON, or the text if it is none."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def merge_arguments(arguments: Sequence[Argument], more: Iterable[Argument], known: FlagCatalogue) -> list[Argument]:

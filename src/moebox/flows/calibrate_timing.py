@@ -156,7 +156,7 @@ def time_decode(target: TimedEngine, batch: int, context: int, *, chunk: int, st
 
 def start_delay(times: Sequence[Sequence[float]]) -> float:
     """Seconds between the first and the last start, if a stream ended before the last start; else 0."""
-    begun = [stream for stream in times if stream]
+    begun = list(filter(None, times))
     if not begun:
         return 0.0
     starts, first_end = [stream[0] for stream in begun], min(stream[-1] for stream in begun)

@@ -149,7 +149,7 @@ def reads_gguf(recipe: Recipe) -> bool:
 def fewest_layers(model: Model, recipe: Recipe, listed: int = 0) -> int:
     """One layer of each kind, and at least one per pipeline stage; `listed`: until the config has listed each kind."""
     counts = [row.count for row in model.others]
-    rarest = min((count for count in (*counts, model.layers - sum(counts)) if count), default=model.layers)
+    rarest = min(filter(None, (*counts, model.layers - sum(counts))), default=model.layers)
     listed = listed or min(MOST_KINDS, math.ceil(model.layers / rarest))  # kinds repeat in a pattern
     in_blocks = any(row.feed_forward for row in model.others)
     dense = model.dense_layers + 1 if model.moe and not in_blocks else 1  # the dense ones come first

@@ -120,7 +120,7 @@ class Fetcher:
         for file in {file.digest: file for file in wanted}.values():
             blob = self._blob(file)
             with files.report_write_errors(self.folder):
-                here = next((path for path in (blob, self._part(blob)) if path.exists()), None)
+                here = next(filter(Path.exists, (blob, self._part(blob))), None)
                 total += max(0, file.size - (here.stat().st_size if here else 0))
         return total
 

@@ -113,7 +113,7 @@ def no_candidate_error(inputs: PlanInputs) -> MoeboxError:
         for checkpoint in usable_checkpoints(inputs.checkpoints, traits.name, constraints)
         for parallel in wanted_layouts(inputs, traits)
     )
-    problem = next((problem for problem in problems if problem), None)
+    problem = next(filter(None, problems), None)
     experts = f", {model.moe.experts} experts by ep, which is 1 or tp × dp" if model.moe else ""
     reason = problem.reason if problem else f"{layout or 'no layout'} over {len(box.gpus)} GPUs"
     hint = f"{model.attention.heads} attention heads must divide by tp{experts}, and tp by dcp"

@@ -230,7 +230,7 @@ def judge_quality(
     cached = [row for row in changes if row.kind in CACHED_KINDS]
     if len({row.block for row in cached}) >= FEWEST_BLOCKS:
         noises = [[row for row in some if row.kind in CACHED_KINDS] for some in between]
-        parts.append(_judge_part(" after cached prefixes", cached, [some for some in noises if some], limit))
+        parts.append(_judge_part(" after cached prefixes", cached, list(filter(None, noises)), limit))
 
     def rank(part: _Part) -> tuple[bool, bool, bool]:
         """A part that differs decides, then one that is not decided, then one that is clearly farther away."""

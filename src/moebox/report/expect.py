@@ -7,7 +7,7 @@ and its reasons.
 from dataclasses import replace
 
 from moebox.checkpoint import deploy
-from moebox.core.plan import Memory
+from moebox.core.plan import NO_MEMORY, Memory
 from moebox.core.recipe import Recipe
 from moebox.engines import memory_budget
 from moebox.errors import MoeboxError
@@ -38,7 +38,7 @@ def with_forecast(record: RunRecord) -> RunRecord:
         return record
     return replace(
         record,
-        planned_memory=record.planned_memory or memory,
+        planned_memory=memory if record.planned_memory is NO_MEMORY else record.planned_memory,
         forecast=(*record.forecast, *filter(None, rows)),
         forecast_basis=f"speed {speed.measured.text}" if speed.measured else "",
     )

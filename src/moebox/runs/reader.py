@@ -21,7 +21,7 @@ from moebox.core.box import Box
 from moebox.core.engine_event import AttemptEnded, AttemptReady, AttemptStarted, PublishedFacts
 from moebox.core.kernel import KernelFindings, KernelLaunch
 from moebox.core.pipeline import NO_PIPELINE, Pipeline
-from moebox.core.plan import Plan
+from moebox.core.plan import NO_MEMORY, Plan
 from moebox.core.recipe import Recipe
 from moebox.core.symptom import KnownFailure
 from moebox.core.upgrade_result import UPGRADE_FILE, UpgradeResult
@@ -273,7 +273,7 @@ def read_run(run: Run) -> RunRecord:
         box=box,
         recipe=recipe,
         plan=plan,
-        planned_memory=plan.memory if plan else None,
+        planned_memory=plan.memory if plan else NO_MEMORY,
         forecast=tuple(plan_forecast(plan)) if plan else (),
         pipeline=pipeline,
         reported_devices=history.reported_devices(facts, box),

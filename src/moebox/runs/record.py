@@ -13,7 +13,7 @@ from moebox.core.engine_facts import DeviceFacts
 from moebox.core.event import ClimbStep, ServerMeasured
 from moebox.core.kernel import KernelFindings
 from moebox.core.pipeline import NO_PIPELINE, Pipeline
-from moebox.core.plan import Memory, Plan
+from moebox.core.plan import NO_MEMORY, Memory, Plan
 from moebox.core.quirks import is_known_warning
 from moebox.core.recipe import Recipe
 from moebox.core.result import LatencyStats, Measurement, PrefillDecode
@@ -248,7 +248,7 @@ class RunRecord:
 
     label: str = ""
     page_label: str = ""  # the label on a page of several runs, "" on a page of one
-    planned_memory: Memory | None = None  # of the plan, or computed by this moebox
+    planned_memory: Memory = NO_MEMORY  # of the plan, or computed by this moebox
     forecast: tuple[ForecastRow, ...] = ()
     forecast_basis: str = ""
 

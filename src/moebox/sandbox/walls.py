@@ -62,7 +62,7 @@ def drop_capabilities() -> None:
 def library_folders() -> list[str]:
     """Return the folders that the running Python may need after it has started."""
     places = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", f"{sys.base_prefix}/lib", f"{sys.base_prefix}/lib64"]
-    found = [place for place in dict.fromkeys(places) if os.path.isdir(place)]
+    found = list(filter(os.path.isdir, dict.fromkeys(places)))
     return [place for place in found if not any(place.startswith(f"{other}/") for other in found)]
 
 

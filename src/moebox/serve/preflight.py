@@ -112,7 +112,7 @@ def weight_files(deployment: Deployment) -> list[Path]:
         cached = find_snapshot(name, deployment.revision) if parse_repo_name(name) else None
         path = cached / checkpoint.file if cached and checkpoint else cached or path
     shards = gguf_parts(path) if path.suffix == ".gguf" else sorted(path.glob("*.safetensors"))
-    return [file for file in shards or sorted(path.glob("*.bin")) if file.is_file()]
+    return list(filter(Path.is_file, shards or sorted(path.glob("*.bin"))))
 
 
 def measure_weights_disk(deployment: Deployment) -> tuple[int, float]:

@@ -46,7 +46,7 @@ def _matching_folders(name: str, home: Path) -> list[Path]:
     for path in (Path(name), home / name):
         if path.is_dir():
             return [path]
-    folders = sorted(path for path in home.iterdir() if path.is_dir()) if home.is_dir() else []
+    folders = sorted(filter(Path.is_dir, home.iterdir())) if home.is_dir() else []
     if name == LATEST:
         return folders[-1:]
     return [folder for folder in folders if folder.name.startswith(name) or folder.name.endswith(name)]

@@ -9,7 +9,6 @@ an existing tool with arguments that fit. A call that the tool refused, such as 
 """
 
 import contextlib
-import json
 import os
 import re
 import selectors
@@ -26,7 +25,7 @@ from typing import Literal, get_args
 
 from moebox.errors import ExternalError
 from moebox.files import scratch_folder
-from moebox.loose import Json, get_number, get_object, get_objects, get_text
+from moebox.loose import Json, get_number, get_object, get_objects, get_text, read_json
 from moebox.redact import decode_reply
 from moebox.sandbox.folder import read_files
 from moebox.stream.events import StreamEvent
@@ -64,10 +63,7 @@ class ClientOutput(ABC):
     def read_line(self, raw: bytes) -> None:
         """Read one line; lines that are not JSON objects are ignored."""
         self.last_line = decode_reply(raw)
-        try:
-            event = json.loads(self.last_line)
-        except (ValueError, RecursionError):
-            return
+        event = read_json(self.last_line)
         if isinstance(event, dict):
             if len(self.messages) < MAX_KEPT_LINES and event.get("type") != "stream_event":
                 self.messages.append(event)

@@ -94,7 +94,7 @@ def container_engine() -> str:
     """The container engine that Harbor can use. Raise ExternalError if `harbor` or an engine is missing."""
     if shutil.which("harbor") is None:
         raise ExternalError("harbor is not installed", hint="uv tool install harbor (it needs Python 3.12)")
-    installed = [name for name in ("docker", "podman") if shutil.which(name)]
+    installed = list(filter(shutil.which, ("docker", "podman")))
     if not installed:
         hint = "Harbor runs tasks in docker, or in podman with podman-compose"
         raise ExternalError("docker is not installed", hint=hint)
@@ -157,7 +157,7 @@ def read_results(folder: Path, dataset: str) -> list[JobResult]:
 def _trial_result(document: Json, path: str, dataset: str, number: int) -> JobResult:
     """One trial, read defensively; all that the agent did is one turn."""
     task = str(document["task_name"])
-    rewards = [value for value in get_object(document, "verifier_result.rewards").values() if is_number(value)]
+    rewards = list(filter(is_number, get_object(document, "verifier_result.rewards").values()))
     solved = bool(rewards) and min(rewards) >= 1
     failure = get_object(document, "exception_info")
     end: End = "done"

@@ -12,7 +12,7 @@ from typing import Literal
 
 from moebox.core.endpoint import Endpoint, ToolCall
 from moebox.errors import ExternalError
-from moebox.loose import Json, get_number, get_object, get_text
+from moebox.loose import Json, get_number, get_object, get_text, read_json
 from moebox.redact import hide_known_keys
 from moebox.stream.events import ANTHROPIC_INPUTS, CONTENT, REASONING, StreamEvent, anthropic_prompt_tokens
 from moebox.stream.exchange import StreamExchange, join_tool_calls
@@ -109,10 +109,7 @@ def tool_result_messages(api: TaskApi, reply: AgentReply, results: Results) -> l
     """
     calls: list[tuple[ToolCall, str, Json]] = []
     for call in reply.calls:
-        try:
-            value = json.loads(call.arguments or "{}")
-        except (ValueError, RecursionError):
-            value = None
+        value = read_json(call.arguments or "{}")
         readable = isinstance(value, dict)
         given = value if readable else {"unreadable": call.arguments[:2000]}
         calls.append((call, call.arguments if readable else json.dumps(given), given))

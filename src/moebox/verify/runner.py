@@ -349,7 +349,7 @@ def to_junit_xml(results: CheckResults) -> str:
         for probe in probes:
             about = {"classname": f"moebox.{check.name}", "name": probe.name, "time": f"{probe.seconds:.3f}"}
             case = xml.SubElement(suite, "testcase", about)
-            text = "".join(letter for letter in probe.reason if letter.isprintable())  # XML has no control characters
+            text = "".join(filter(str.isprintable, probe.reason))  # XML has no control characters
             if probe.verdict in ("fail", "skip"):
                 xml.SubElement(case, "failure" if probe.verdict == "fail" else "skipped", message=text)
             elif text:

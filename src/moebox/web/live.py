@@ -141,7 +141,7 @@ def log_lines(run: Run, name: str) -> list[tuple[str, str]]:
     except OSError:
         return []
     rows = []
-    for line in [line for line in text.splitlines() if line.strip()][-MAX_LOG_LINES:]:
+    for line in list(filter(str.strip, text.splitlines()))[-MAX_LOG_LINES:]:
         cause = search_pieces([line.encode() + b"\n"]).cause
         rows.append((line[:400], f"{cause.cause} {cause.remedy}".strip() if cause else ""))
     return rows

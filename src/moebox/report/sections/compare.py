@@ -84,7 +84,7 @@ def fastest_stream(record: RunRecord) -> float | None:
 
 def kv_capacity(record: RunRecord) -> float | None:
     """Tokens of KV cache as the engine reported them, else as planned."""
-    return record.kv_tokens or (record.planned_memory.kv_tokens if record.planned_memory else None)
+    return record.kv_tokens or record.planned_memory.kv_tokens or None
 
 
 HEADLINES: tuple[ComparedFigure[RunRecord], ...] = (

@@ -40,10 +40,10 @@ class MemorySide:
 def memory_sides(record: RunRecord) -> list[MemorySide]:
     """Planned and measured memory, as far as they are known."""
     memory = record.planned_memory
-    planned = [*map(planned_parts, memory.devices)] if memory else []
+    planned = [*map(planned_parts, memory.devices)]
     reported = [device for device in map(reported_parts, record.reported_devices) if device.total > 0]
     sides = [
-        MemorySide(kind="planned", devices=planned, kv_tokens=memory.kv_tokens if memory else None),
+        MemorySide(kind="planned", devices=planned, kv_tokens=memory.kv_tokens),
         MemorySide(kind="measured", devices=reported, kv_tokens=record.kv_tokens),
     ]
     return [side for side in sides if side.devices or side.kv_tokens]
@@ -106,7 +106,7 @@ def memory_lead(records: Sequence[RunRecord]) -> str:
     """How many tokens of KV cache were planned, and how many the engine has."""
     sentences = []
     for record in records:
-        planned, actual = record.planned_memory.kv_tokens if record.planned_memory else 0, record.kv_tokens
+        planned, actual = record.planned_memory.kv_tokens, record.kv_tokens
         if planned and actual:
             change = format_change(actual / planned - 1)
             text = f"the plan promised {units.format_count(planned)} tokens of KV cache, the engine has "

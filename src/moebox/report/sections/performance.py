@@ -94,11 +94,11 @@ def forecast_series(records: Sequence[RunRecord], workload: str, field: str) -> 
     """A dashed line for each run with forecasts of this workload; the range belongs to the output rate alone."""
     series = []
     for index, record in enumerate(records):
-        served = [row for row in record.forecast if row.concurrency and not row.decode_only]
-        rows = sorted((row for row in served if row.workload in ("", workload)), key=lambda row: row.concurrency or 0)
-        if rows:
-            points = [(row.concurrency or 0.0, value) for row in rows if (value := getattr(row, field)) is not None]
-            ranges = [(row.concurrency or 0.0, *row.tok_s_range) for row in rows if row.tok_s_range]
+        rows = [row for row in record.forecast if row.workload in ("", workload) and not row.decode_only]
+        loads = sorted(((row.concurrency, row) for row in rows if row.concurrency), key=lambda pair: pair[0])
+        if loads:
+            points = [(load, value) for load, row in loads if (value := getattr(row, field)) is not None]
+            ranges = [(load, *row.tok_s_range) for load, row in loads if row.tok_s_range]
             new_line = ChartSeries(
                 name=", ".join(filter(None, (record.page_label, "forecast"))),
                 colour=run_colour(index),

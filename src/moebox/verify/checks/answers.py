@@ -94,7 +94,7 @@ async def probe_long_text(session: CheckSession) -> None:
 
 def foreign_script(text: str) -> str:
     """Return the script in which an English question was answered, or ""."""
-    letters = [letter for letter in text if letter.isalpha()]
+    letters = list(filter(str.isalpha, text))
     other = [letter for letter in letters if not unicodedata.name(letter, "").startswith("LATIN")]
     if len(other) <= FOREIGN_SHARE * len(letters):
         return ""

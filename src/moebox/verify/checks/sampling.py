@@ -166,7 +166,7 @@ def split_choices(exchange: HttpExchange) -> dict[int, HttpExchange]:
     if not all(map(is_count, indexes)) or (not stream and len(set(indexes)) < len(indexes)):
         raise ProbeFailed(f"the indexes of the choices are {indexes}")
     parts: dict[int, HttpExchange] = {}
-    for index in sorted({each for each in indexes if is_count(each)}):
+    for index in sorted(set(filter(is_count, indexes))):
         own = []
         for body in filter(None, bodies):
             mine = [choice for choice in get_objects(body, "choices") if choice.get("index") == index]
