@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from moebox.core.conditions import Conditions, GpuConditions
-from moebox.detect import clients
+from moebox.detect import conditions
 from moebox.detect.conditions import ConditionsWatch, open_files
 from tests.spin import busy_programs
 
@@ -210,8 +210,8 @@ def test_watch_reads_clocks_and_power_of_gpus(monkeypatch: pytest.MonkeyPatch) -
         "nvmlDeviceGetCurrentClocksThrottleReasons": lambda gpu: 0x20 * gpu,  # thermal slowdown
     }
     driver = SimpleNamespace(NVML_TEMPERATURE_GPU=0, NVML_CLOCK_SM=1, NVMLError=RuntimeError, **calls)
-    monkeypatch.setattr(clients, "load_nvml", lambda: driver)
+    monkeypatch.setattr(conditions, "load_nvml", lambda: driver)
     expected = {"gpu_throttled": 1.0, "gpu_temperature": 61.0, "gpu_watts": 700.0, "gpu_clock": 1380.0}
-    assert clients.sample_throttling() == expected
-    monkeypatch.setattr(clients, "load_nvml", lambda: None)
-    assert clients.sample_throttling() == {}
+    assert conditions.sample_throttling() == expected
+    monkeypatch.setattr(conditions, "load_nvml", lambda: None)
+    assert conditions.sample_throttling() == {}

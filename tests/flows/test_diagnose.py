@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from moebox.core.endpoint import endpoint_from_url
-from moebox.detect.clients import decode_address, sample_connections
+from moebox.detect.conditions import decode_address, sample_connections
 from moebox.flows.watch import EndpointWatcher, MetricsLook, WatchHistory, send_alert
 from moebox.store import Run
 from tests.serving import live

@@ -30,8 +30,7 @@ from moebox.core.endpoint import Endpoint
 from moebox.core.metrics import parse_prometheus
 from moebox.core.verdict import CheckVerdict
 from moebox.data import load_table
-from moebox.detect.clients import compare_hosts, sample_connections, sample_throttling
-from moebox.detect.conditions import HostSample, read_host, server_processes
+from moebox.detect import conditions
 from moebox.escape import one_line
 from moebox.serve.tail import LogTail
 from moebox.units import format_percent, format_seconds
@@ -153,7 +152,7 @@ class EndpointWatcher:
         self._seen: dict[str, float] = {}  # the newest value of each metric
         self._at = 0.0
         self._processes: frozenset[int] | None = None
-        self._host: HostSample | None = None
+        self._host: conditions.HostSample | None = None
         engine, log = metrics.all_engine_metrics().get(endpoint.engine), Path(endpoint.log)
         self._log_patterns = engine.log if engine and endpoint.log else ()
         self._log, self._log_text = LogTail(log, start=log.stat().st_size if log.is_file() else 0), ""
@@ -173,12 +172,12 @@ class EndpointWatcher:
             about, figures = {"top_user_share": f"user {user}"}, {"stalled_requests": 0.0, **figures, **users}
         at = self.clock()
         if self._processes is None or not answered:  # of this machine, if its connections and GPUs can be seen
-            self._processes = server_processes(self.endpoint.server_url) or frozenset()
+            self._processes = conditions.server_processes(self.endpoint.server_url) or frozenset()
         if self._processes:
-            clients, client = sample_connections(urllib.parse.urlsplit(self.endpoint.server_url).port or 80)
-            before, self._host = self._host, read_host(self._processes)
-            others, program = compare_hosts(before, self._host) if before else ({}, "")
-            figures = {**figures, **clients, **sample_throttling(), **others}
+            clients, client = conditions.sample_connections(urllib.parse.urlsplit(self.endpoint.server_url).port or 80)
+            before, self._host = self._host, conditions.read_host(self._processes)
+            others, program = conditions.compare_hosts(before, self._host) if before else ({}, "")
+            figures = {**figures, **clients, **conditions.sample_throttling(), **others}
             about |= dict.fromkeys(("unread_bytes", "top_client_share"), f"client {client}")
             about["other_cpu"] = f"most of it {program}"
         look = MetricsLook(at=at, answered=answered, figures=figures, about=about)
