@@ -17,13 +17,7 @@ from moebox.engines.engine import load_engine
 from moebox.engines.flags import flag_catalogue
 from moebox.errors import refuse_if
 from moebox.planner import layouts
-from moebox.planner.constraints import (
-    HYBRID_FLAGS,
-    Constraints,
-    engines_with_preset,
-    gpu_only_engines,
-    hybrid_engines,
-)
+from moebox.planner.constraints import HYBRID_FLAGS, Constraints, engines_with_preset, gpu_only_engines, hybrid_engines
 from moebox.planner.rate import Candidate, PlanInputs, limit_utilization
 from moebox.sizing.constants import GRAPH_ESTIMATE_ENV
 from moebox.sizing.layout import indivisible_layout
