@@ -38,9 +38,9 @@ def interrupt(words: list[str], after: str) -> str:
 
 
 def test_a_comparison_that_fails_says_so(tmp_path: Path):
-    """Side A answers, B's program ends at once; the next step is the same command."""
-    a = written(phantom_recipe(name="good"), tmp_path)
-    b = written(phantom_recipe(name="bad", runtime=Runtime(entry="false")), tmp_path)
+    """The program of side A ends at once; the next step is the same command."""
+    a = written(phantom_recipe(name="bad", runtime=Runtime(entry="false")), tmp_path)
+    b = written(phantom_recipe(name="good"), tmp_path)
     failed = moebox("compare", a, b, "--effort", "quick", "--set", "questions=1", "--concurrency", "1")
     assert failed.code == 3, failed.err
     assert run_state() == "failed in compare"
