@@ -13,11 +13,12 @@ Raise one of these for what a user can fix: one line with what, where and how. E
 its traceback.
 """
 
+import contextlib
 import difflib
 import errno
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 INTERRUPTED = 130  # the shell's code for SIGINT
@@ -128,6 +129,15 @@ def refuse_if(wrong: object, message: str, *, hint: str | None = None) -> None:
     """Raise BadInput if `wrong` is true: one rule per line where many are checked."""
     if wrong:
         raise BadInput(message, hint=hint)
+
+
+@contextlib.contextmanager
+def prefix_errors(where: str, error_type: type[BadInput] = BadInput) -> Iterator[None]:
+    """Begin the message of a BadInput from the block with `where`."""
+    try:
+        yield
+    except BadInput as problem:
+        raise error_type(f"{where}: {problem.message}", hint=problem.hint) from None
 
 
 def require_known(kind: str, name: str, known: Collection[str]) -> None:

@@ -6,6 +6,7 @@ file or a script must match a pattern here before it is used. Two fields name pr
 allowed that give the container no more of the machine than its GPUs. Renderers quote on top of this.
 """
 
+import contextlib
 import dataclasses
 import ipaddress
 import re
@@ -18,7 +19,7 @@ from moebox import codec
 from moebox.core.catalogue import load_table
 from moebox.core.recipe import FORMAT, Listen, Recipe, Runtime, Speculate
 from moebox.core.traits import LAST_PORT
-from moebox.errors import BadInput, refuse_if, suggest_names
+from moebox.errors import BadInput, prefix_errors, refuse_if, suggest_names
 from moebox.redact import contains_token
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -73,10 +74,8 @@ def read_recipe(path: Path) -> Recipe:
     box = "gpus" in document and "engine" not in document
     refuse_if(box, f"{path}: is a box file, not a recipe", hint=f"`moebox plan MODEL --box {path}` plans for it")
     recipe = codec.decode(Recipe, document, where=str(path))
-    try:
+    with prefix_errors(str(path)):
         validate_recipe(recipe)
-    except BadInput as problem:
-        raise BadInput(f"{path}: {problem.message}", hint=problem.hint) from None
     return recipe
 
 
@@ -160,11 +159,9 @@ def _variable_rules(recipe: Recipe, in_container: bool) -> Iterator[Rule]:
 def _listen_rules(listen: Listen, in_container: bool) -> Iterator[Rule]:
     port, host = listen.port, listen.host  # port 0: any free one
     yield not 0 <= port <= LAST_PORT, f"listen.port {port} is out of range", f"from 0 to {LAST_PORT:,}"
-    try:
+    with contextlib.suppress(ValueError):
         if "%" not in str(ipaddress.ip_address(host)):
             return
-    except ValueError:
-        pass
     invalid = len(host) > 253 or not all(map(LABEL.fullmatch, host.removesuffix(".").split(".")))
     text = f"listen.host: {host!r} is not a valid address or host name"
     yield invalid, text, "e.g. 127.0.0.1, 0.0.0.0 or ::1"

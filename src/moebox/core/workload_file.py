@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from moebox import codec
 from moebox.core.measure import LoadSettings, Workload, WorkloadKind
 from moebox.data import FOLDER
-from moebox.errors import BadInput, UnknownName, refuse_if
+from moebox.errors import UnknownName, prefix_errors, refuse_if
 
 DEFAULT_TURNS, DEFAULT_THINK_S = 16, 1.0  # of a conversation, if no file sets them
 FILE_KINDS: tuple[WorkloadKind, ...] = ("prompts", "trace")
@@ -96,11 +96,9 @@ def find_workload_file(name: str) -> WorkloadFile:
     if not name.endswith(".toml") and not path.exists():
         raise UnknownName("workload", name, [*shipped_workloads(), *get_args(WorkloadKind)])
     found = codec.read_toml(WorkloadFile, path)
-    try:
+    with prefix_errors(str(path)):
         work = found.workload
         if work.file:
             found = replace(found, workload=replace(work, file=str(path.parent / work.file)))
         found.check()
-    except BadInput as problem:
-        raise BadInput(f"{path}: {problem.message}", hint=problem.hint) from None
     return found

@@ -23,7 +23,7 @@ from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Recipe
 from moebox.detect import host
 from moebox.engines.engine import load_engine
-from moebox.errors import AnswerIsNo, BadInput, ExternalError, UnknownName, Unsupported, refuse_if
+from moebox.errors import AnswerIsNo, BadInput, ExternalError, UnknownName, Unsupported, prefix_errors, refuse_if
 from moebox.flows import calibrate_boot, rehearse
 from moebox.flows.calibrate_boot import BootMeasurement
 from moebox.planner.depths import expected_steps
@@ -89,10 +89,8 @@ def deploy_for_calibration(recipe: Recipe) -> Deployment:
     if recipe.parallel.nodes > 1:
         raise Unsupported("a launch over several nodes cannot be measured from one of them")
     deployment = deploy(replace(recipe, speculate=None), detect.load_box())
-    try:
+    with prefix_errors(f"cannot measure {recipe.name}", Unsupported):
         _ = deployment.facts
-    except BadInput as problem:
-        raise Unsupported(f"cannot measure {recipe.name}: {problem.message}", hint=problem.hint) from None
     return deployment
 
 

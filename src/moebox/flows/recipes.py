@@ -16,7 +16,7 @@ from moebox.core.recipe import Climb, PlannedFor, Recipe, Runtime
 from moebox.core.setting import apply_settings, split_setting
 from moebox.data import FOLDER
 from moebox.detect import declared
-from moebox.errors import BadInput, UnknownName, refuse_if, suggest_names, suggest_path
+from moebox.errors import BadInput, UnknownName, prefix_errors, refuse_if, suggest_names, suggest_path
 from moebox.phantom import gguf_path
 from moebox.planner.candidates import recipe_draft
 from moebox.planner.fit import Misfit, find_misfit
@@ -237,15 +237,13 @@ def planned_box(planned: PlannedFor, name: str | None = None, *, ram: str = "", 
     if name and name != planned.box:
         return calibrated_box(name, ram=ram, ram_bandwidth=ram_bandwidth)
     memory = {"ram": ram or planned.ram, "ram_bandwidth": ram_bandwidth or planned.ram_bandwidth}
-    try:
+    with prefix_errors("planned_for"):
         if not planned.box:
             box = detect.load_box(**memory)
         elif planned.described:
             box = declared.box_from_document(planned.described, where=planned.box, **memory)
         else:  # not a file: the recipe may come from another user
             box = declared.parse_box_name(planned.box, **memory)
-    except BadInput as problem:
-        raise BadInput(f"planned_for: {problem.message}", hint=problem.hint) from None
     return calibrations.with_calibrations(box)
 
 

@@ -17,7 +17,7 @@ from moebox.core.setting import apply_settings, setting_flags, with_settings
 from moebox.core.verdict import Gain, Mark
 from moebox.data import load_table
 from moebox.detect.limits import memory_share
-from moebox.errors import BadInput, MoeboxError, refuse_if, refuse_out_of_range, suggest_names
+from moebox.errors import BadInput, MoeboxError, prefix_errors, refuse_if, refuse_out_of_range, suggest_names
 from moebox.flows.pace import SpeedRounds, measure_speed
 from moebox.planner import candidates
 from moebox.planner.constraints import DRAFT_METHODS
@@ -127,12 +127,10 @@ def check_climb_settings(recipe: Recipe) -> None:
     for path, values in recipe.climb.settings.items():
         refuse_if(not values, f"climb setting {path!r} has no values to try")
         for value in values:
-            try:
+            with prefix_errors(f"climb setting {path!r} = {value!r}"):
                 changed = with_setting(recipe, path, value)
                 validation.validate_recipe(changed)
                 engines.check_recipe(deploy(changed))
-            except BadInput as problem:
-                raise BadInput(f"climb setting {path!r} = {value!r}: {problem.message}", hint=problem.hint) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

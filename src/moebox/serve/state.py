@@ -300,7 +300,7 @@ def keep_key(port: int, key: str, *, pid: int) -> Path:
     """Write the key of the server on `port`, readable by this user alone; return its path."""
     folder = state_dir() / "keys"
     hint = "set MOEBOX_STATE to a folder you own"
-    try:
+    with files.report_write_errors(folder, error_type=BadInput, hint=hint):
         files.make_private_folder(folder)
         refuse_if(folder.stat().st_uid != os.geteuid(), f"{folder}: belongs to another user", hint=hint)
         for old in folder.glob("*.json"):
@@ -308,8 +308,6 @@ def keep_key(port: int, key: str, *, pid: int) -> Path:
                 old.unlink(missing_ok=True)
         kept = ServerKey(pid=pid, started=process_start_tick(pid), key=key)
         return files.write_atomic(folder / f"{port}.json", codec.to_json(kept), mode=0o600)
-    except OSError as problem:
-        raise BadInput(f"{folder}: cannot be written: {problem.strerror}", hint=hint) from None
 
 
 def find_key(variable: str, url: str) -> str | None:
