@@ -3,6 +3,7 @@
 The model is read exactly if the architecture is known, else by the usual names of fields.
 """
 
+import contextlib
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -194,8 +195,6 @@ def _exclusion_rule(quant: dict[str, Any]) -> Callable[[str], bool]:
         plain = rule.removeprefix("language_model.").replace("model.language_model.", "model.")
         if not plain.startswith("re:"):
             plain = "re:.*?(^|\\.)" + re.escape(plain).replace(r"\*", ".*") + "(\\.|$)"
-        try:
+        with contextlib.suppress(re.error):
             patterns.append(re.compile(plain[3:]))
-        except re.error:
-            continue
     return lambda name: any(pattern.match(name) for pattern in patterns)

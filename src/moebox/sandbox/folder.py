@@ -3,6 +3,7 @@
 Folders are opened one below the other by descriptor, so no path is too long and no link is followed.
 """
 
+import contextlib
 import os
 import stat
 from collections.abc import Collection, Iterator
@@ -41,11 +42,8 @@ def read_files(
         size += status.st_size
         if len(found) >= max_files or size > max_bytes:
             return found, False
-        try:
-            with open(os.open(path.rpartition("/")[2], _OPEN, dir_fd=parent), "rb") as file:
-                found[path] = file.read(status.st_size)
-        except OSError:
-            continue
+        with contextlib.suppress(OSError), open(os.open(path.rpartition("/")[2], _OPEN, dir_fd=parent), "rb") as file:
+            found[path] = file.read(status.st_size)
     return found, True
 
 

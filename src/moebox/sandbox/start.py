@@ -180,11 +180,9 @@ def _start_jail(job: Mapping[str, object]) -> "subprocess.Popen[bytes]":
     pipe = subprocess.PIPE
     process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, env={}, cwd="/", start_new_session=True)
     assert process.stdin
-    try:
+    with contextlib.suppress(BrokenPipeError):  # it died before it read; the reason is in stderr
         process.stdin.write(json.dumps(job).encode())
         process.stdin.close()
-    except BrokenPipeError:
-        pass  # it died before it read; the reason is in stderr
     return process
 
 

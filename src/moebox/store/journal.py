@@ -1,5 +1,6 @@
 """Append to events.jsonl one line at a time, and read it back even if it is damaged."""
 
+import contextlib
 import json
 import math
 import os
@@ -115,17 +116,13 @@ def parse_event(kind: str, data: Json) -> Event:
     known = EVENT_KINDS.get(RENAMED_KINDS[before] + kind.removeprefix(before) if before else kind)
     if known is None:
         return UnknownEvent(name=kind, fields=data)
-    try:
+    with contextlib.suppress(msgspec.ValidationError):
         return msgspec.convert({**data, "kind": known.__struct_config__.tag}, known)
-    except msgspec.ValidationError:
-        pass
     fields: dict[str, object] = {}
     for field in msgspec.structs.fields(known):
         if field.encode_name in data:
-            try:
+            with contextlib.suppress(msgspec.ValidationError):
                 fields[field.name] = msgspec.convert(data[field.encode_name], field.type)
-            except msgspec.ValidationError:
-                continue
     return known(**fields)
 
 
