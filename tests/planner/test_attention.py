@@ -86,6 +86,10 @@ def test_sglang_on_an_h200_is_forecast_by_published_rows(
         ("kimi-k2.6", "int4", "0.5.15", {}, False),
         ("kimi-k2.6", "int4", "0.5.18", {}, True),
         ("glm-5", "fp8", "0.5.23", {}, False),
+        ("qwen3-next-80b", "fp8", "0.5.14", {}, False),
+        ("qwen3-next-80b", "fp8", "0.5.15", {}, True),
+        ("qwen3-235b", "fp8", "0.5.14", {"moe-a2a-backend": "deepep"}, False),
+        ("qwen3-235b", "fp8", "0.5.14", {"moe-a2a-backend": "none"}, True),
         ("kimi-k2.6", "int4", "nightly-dev-20261101-ab12cd34", {}, True),
     ],
 )
@@ -95,6 +99,13 @@ def test_sglang_reads_prompts_in_graphs_by_its_rules(
     """By version, flags and architecture (server_args.py of 0.5.9 to 0.5.23)."""
     found = step_of(model, checkpoint, "8x-h200", "sglang", engine_version=version, flags=flags)
     assert bool(found.captured_tokens) == captured
+
+
+def test_the_cpu_that_a_gpu_comes_with_launches_for_it() -> None:
+    """GB300 has Grace, B300 whatever its owner chose, unless the box says otherwise."""
+    grace, other = (step_of("deepseek-v4-flash", "fp8-mxfp4", box, "sglang") for box in ("4x-gb300", "4x-b300"))
+    assert grace.host_factor == pytest.approx(1 / 0.58)
+    assert other.host_factor == 1
 
 
 @pytest.mark.parametrize("kv", ["bf16", "fp8"])
