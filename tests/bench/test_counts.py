@@ -202,3 +202,25 @@ def test_one_failed_request_is_exit_code_1_unless_allowed() -> None:
     for extra, code in (([], 1), (["--set", "allow_failures=true"], 0)):
         with serving(sometimes) as server:
             assert main(["bench", server.url, *words, *extra]) == code
+
+
+def held_back(peer: Peer, body: dict[str, object]) -> bool:
+    """All events at once, as through a proxy that buffers."""
+    time.sleep(0.3)
+    events = b"".join(chunk(event({"content": " a"})) for _ in range(40))
+    peer.send(HEAD + events + FINISH + counted(40) + DONE)
+    return True
+
+
+def test_a_reply_in_one_piece_has_no_time_per_token(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its TTFT is the whole time; TPOT and ITL are unknown, so that no limit of theirs is met."""
+    words = ["--model", "m", "--requests", "2", "--output", "40", "--slo", "tpot=1s", "--json"]
+    with serving(held_back) as server:
+        main(["bench", server.url, *words])
+    result = json.loads(capsys.readouterr().out)
+
+    assert result["completed"] == 2
+    assert result["mean_ttft_ms"] > 290
+    assert (result["mean_tpot_ms"], result["mean_itl_ms"]) == (None, None)
+    assert result["request_goodput"] == 0
+    assert any("2 of 2 replies came in one piece" in text for text in result["flags"])

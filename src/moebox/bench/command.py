@@ -24,12 +24,16 @@ def bench_flags(
         key = (same, bool(load.rate), load.concurrency if load.rate else 0, None if default else load.requests)
         commands.setdefault(key, []).append(load)
     after = ["--set", f"warmup={warmup}"] if warmup else []
-    after += slo_flags(slo, search=search) if slo else []
+    if slo:
+        limits = {"ttft": slo.ttft_s, "tpot": slo.tpot_s, "itl": slo.itl_s, "e2e": slo.e2e_s}
+        parts = [f"{name}={_exact_number(limit)}s" for name, limit in limits.items() if limit is not None]
+        parts += [f"share={_exact_number(slo.share)}"] if parts and search and slo.share != Slo().share else []
+        after += flag_words({"--slo": ",".join(parts)})
     found = []
     for (*_, requests), group in commands.items():
         rates = ",".join(_exact_number(load.rate) for load in group if load.rate)
-        limits = group[:1] if rates or workload.kind == "trace" else group  # an open loop has one
-        streams = ",".join(str(load.concurrency) for load in limits if load.concurrency)
+        limited = group[:1] if rates or workload.kind == "trace" else group  # an open loop has one
+        streams = ",".join(str(load.concurrency) for load in limited if load.concurrency)
         words = flag_words({"--rate": rates, "--concurrency": streams, "--requests": requests or ""})
         found.append(_workload_flags(workload) + words + _sending_flags(group[0]) + after)
     return found
@@ -42,14 +46,6 @@ def prefill_decode_flags(tests: Sequence[str], workload: Workload, repeat: int, 
     repeats = ["--set", f"repeat={repeat}"] if repeat not in (0, WorkloadFile().repeat) else []
     prompts = replace(workload, kind="random", input_tokens=256, output_tokens=100, salt="")
     return flags + repeats + setting_flags(prompts, Workload(), "workload.") + _sending_flags(load)
-
-
-def slo_flags(slo: Slo, *, search: bool = False) -> list[str]:
-    """Return the flags of an SLO; if it is searched for, also the share of requests that must meet it."""
-    limits = {"ttft": slo.ttft_s, "tpot": slo.tpot_s, "itl": slo.itl_s, "e2e": slo.e2e_s}
-    parts = [f"{name}={_exact_number(limit)}s" for name, limit in limits.items() if limit is not None]
-    share = [f"share={_exact_number(slo.share)}"] if search and slo.share != Slo().share else []
-    return ["--slo", ",".join(parts + share)] if parts else []
 
 
 def _workload_flags(work: Workload) -> list[str]:

@@ -13,7 +13,7 @@ from moebox.bench.client_check import check_client
 from moebox.bench.generator import CHECKED_REPLIES, LoadJob, LoadProgress, LoadRun, run_job
 from moebox.bench.probe import ProbedEndpoint, api_path, measure_code_words, open_token_counter
 from moebox.bench.prompts import load_prompts
-from moebox.bench.samples import COMPLETED, Samples
+from moebox.bench.samples import Samples
 from moebox.bench.scrape import Scraper, summarize_scrapes
 from moebox.core.endpoint import faster_than_forecast
 from moebox.core.measure import Load, Slo, Workload
@@ -225,7 +225,8 @@ def _add_flags(probed: ProbedEndpoint, job: LoadJob, samples: Samples, result: M
     if job.workload.kind == "prompts":
         repeated = min(len(samples), max(0, job.offset + len(samples) - len(load_prompts(job.workload.file))))
     again = f"{repeated} of {len(samples)} prompts were asked before: the file holds too few" * bool(repeated)
-    done = [request for request in samples.requests() if request.outcome == COMPLETED]
+    figures = metrics.request_figures(samples)
+    done = [each.request for each in figures]
     events, output = sum(each.last - each.first for each in done), result.total_output_tokens
     fewer = f"usage counts {output:,} tokens in {events:,} events with text" * (events > 2 * output > 0)
     fewer = validity.COUNTED_EVENTS * any(each.output < 0 for each in done) or fewer
@@ -234,7 +235,7 @@ def _add_flags(probed: ProbedEndpoint, job: LoadJob, samples: Samples, result: M
     faster = faster_than_forecast(probed.simulation)
     sped_up = f"simulation: {faster}" * bool(faster)
     mismatch = validity.usage_mismatch(result.usage_check)
-    unsteady = validity.unsteady_flag(result.steady)
+    unsteady, whole = validity.unsteady_flag(result.steady), validity.unstreamed_flag(figures)
     sent_tokens = round(result.total_input_tokens * len(samples) / max(1, result.completed))
     foreign = validity.foreign_traffic_flag(result.server, prompt_tokens=sent_tokens, requests=len(samples))
     disturbed = [f"disturbed: {line}" for line in result.conditions.disturbances()] if result.conditions else []
@@ -244,5 +245,5 @@ def _add_flags(probed: ProbedEndpoint, job: LoadJob, samples: Samples, result: M
         prompts_cached=bool(cached),
         prompts_repeated=repeated,
         counts_doubtful=bool(fewer or more or mismatch),
-        flags=(*filter(None, (sped_up, cached, again, fewer, more, mismatch, unsteady, foreign)), *disturbed),
+        flags=(*filter(None, (sped_up, whole, cached, again, fewer, more, mismatch, unsteady, foreign)), *disturbed),
     )

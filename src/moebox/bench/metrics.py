@@ -19,6 +19,7 @@ from moebox.stream.events import CONTENT, ESTIMATED_TIME, SILENT
 PERCENTILES = (50, 90, 95, 99)
 MAX_EXACT_VALUES = 200_000  # larger distributions are kept to a microsecond, which bounds memory
 MAX_BINS = 600  # of a timeline
+FASTEST_TPOT_S = 1e-4  # no engine is faster; events of one reply that are, and came together, came out of a buffer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,9 +30,9 @@ class RequestFigures:
     output: int
     ttft_s: float | None  # None if only the end of a reply without text is known
     ttfc_s: float | None  # to the first visible content
-    tpot_s: float | None
+    tpot_s: float | None  # None if the reply came in one piece or had one token
     e2e_s: float
-    worst_itl_s: float
+    worst_itl_s: float | None  # None if the reply came in one piece
 
     @property
     def cached_tokens(self) -> int:
@@ -50,15 +51,18 @@ def request_figures(samples: Samples) -> list[RequestFigures]:
         if output < 0:  # the server did not count: one token for each event, or a tokenizer's count
             output = sum(samples.tokens[request.first : request.last])
         timed = not (kinds[0] == SILENT and len(times) == 1 and output > 1)
+        spread_s, e2e_s = (times[-1] - times[0]) / 1e9, (times[-1] - sent) / 1e9
+        streamed = timed and (output <= 2 or spread_s > min(FASTEST_TPOT_S * output, e2e_s / 10))
+        gaps = (after - before for before, after in itertools.pairwise(times))
         visible = (at for at, kind in zip(times, kinds, strict=True) if kind & ~ESTIMATED_TIME == CONTENT)
         new_figures = RequestFigures(
             request=request,
             output=output,
             ttft_s=(times[0] - sent) / 1e9 if timed else None,
             ttfc_s=next(((at - sent) / 1e9 for at in visible), None),
-            tpot_s=(times[-1] - times[0]) / 1e9 / (output - 1) if timed and output > 1 else None,
-            e2e_s=(times[-1] - sent) / 1e9,
-            worst_itl_s=max((after - before for before, after in itertools.pairwise(times)), default=0) / 1e9,
+            tpot_s=spread_s / (output - 1) if streamed and output > 1 else None,
+            e2e_s=e2e_s,
+            worst_itl_s=max(gaps, default=0) / 1e9 if streamed else None,
         )
         found.append(new_figures)
     return found
@@ -139,7 +143,7 @@ def token_and_chunk_gaps(samples: Samples, done: Sequence[RequestFigures]) -> tu
     exact = len(time) <= MAX_EXACT_VALUES
     by_token: Counter[float] = Counter()
     by_chunk: Counter[float] = Counter()
-    for each in done:
+    for each in (each for each in done if each.worst_itl_s is not None):
         before = chunk_before = time[each.request.first]
         for i in range(each.request.first + 1, each.request.last):
             now, count = time[i], tokens[i]
@@ -156,11 +160,11 @@ def token_and_chunk_gaps(samples: Samples, done: Sequence[RequestFigures]) -> tu
 
 
 def request_meets_slo(figures: RequestFigures, slo: Slo) -> bool:
-    """True if a request met every limit; one without a known first token meets no TTFT limit."""
-    ttft_s = math.inf if figures.ttft_s is None else figures.ttft_s
-    times = (ttft_s, figures.tpot_s, figures.worst_itl_s, figures.e2e_s)
+    """True if a request met every limit; an unknown time meets none, and a reply of one token has no TPOT."""
+    tpot_s = figures.tpot_s if figures.output > 1 else 0.0
+    times = (figures.ttft_s, tpot_s, figures.worst_itl_s, figures.e2e_s)
     pairs = zip(times, (slo.ttft_s, slo.tpot_s, slo.itl_s, slo.e2e_s), strict=True)
-    return all(limit is None or value is None or value <= limit for value, limit in pairs)
+    return all(limit is None or (value is not None and value <= limit) for value, limit in pairs)
 
 
 def peak_token_rate(samples: Samples) -> float:
@@ -253,7 +257,7 @@ def build_timeline(samples: Samples) -> Timeline:
 
 def speed_by_position(samples: Samples, bins: int = 20) -> tuple[PositionSpeed, ...]:
     """Return the speed of a stream by position in its reply, as the mean over completed requests."""
-    done = request_figures(samples)
+    done = [each for each in request_figures(samples) if each.worst_itl_s is not None]
     longest = max((each.output for each in done), default=0)
     if longest < 2 * bins:
         return ()

@@ -9,7 +9,7 @@ from moebox import __version__
 from moebox.bench.measure import measure_load
 from moebox.bench.metrics import RequestFigures, latency_stats, request_figures
 from moebox.bench.probe import ProbedEndpoint
-from moebox.bench.validity import COUNTED_EVENTS, MAX_CACHED_SHARE, with_salt
+from moebox.bench.validity import COUNTED_EVENTS, MAX_CACHED_SHARE, unstreamed_flag, with_salt
 from moebox.core.endpoint import faster_than_forecast
 from moebox.core.measure import Load, Workload
 from moebox.core.result import PrefillDecode, PrefillDecodeRow
@@ -47,6 +47,7 @@ def measure_prefill_decode(
         done = _run_requests(probed, work, load, repeat, 0)
         rows.append(_make_row(f"tg{tokens}", tokens, done, cold=True, requests=repeat))
         flags += [f"tg{tokens} {COUNTED_EVENTS}"] * any(each.request.output < 0 for each in done)
+        flags += [f"tg{tokens}: {whole}" for whole in (unstreamed_flag(done),) if whole]
     faster = faster_than_forecast(probed.simulation)
     for row in rows:
         flags += [f"{row.test} simulation: {faster}"] * bool(faster)

@@ -1,9 +1,10 @@
 """Whether figures can be believed: new prompts, plausible counts, a steady server that worked for us alone."""
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from moebox.bench.metrics import RequestFigures
 from moebox.bench.samples import COMPLETED, Samples
 from moebox.core.measure import Workload
 from moebox.core.result import ServerView, SteadyState, UsageCheck
@@ -52,6 +53,15 @@ def cached_prompts_flag(workload: Workload, rate: float | None, *, template_shar
         "workload.reuse_prompts asked them before" if workload.reuse_prompts else "though no two prompts share anything"
     )
     return f"{rate:.1%} of prompt tokens came from the server's prefix cache, {why}"
+
+
+def unstreamed_flag(done: Sequence[RequestFigures]) -> str:
+    """Return a warning if over a tenth of the replies came in one piece, or ""."""
+    whole = sum(each.worst_itl_s is None and each.ttft_s is not None for each in done)
+    return (
+        f"{whole} of {len(done)} replies came in one piece: the server does not stream, or a proxy buffers; their TTFT "
+        "is the whole time, their TPOT and ITL are unknown and meet no limit"
+    ) * (10 * whole > len(done))
 
 
 def unsteady_flag(steady: SteadyState | None) -> str:
