@@ -404,3 +404,31 @@ def test_a_misspelt_parser_gets_the_listed_name(tmp_path: Path, line: str, chang
         assert f"use {next(iter(change.values()))}" in cause["remedy"]
     else:
         assert "newer" in cause["remedy"]
+
+
+STOPPED = (
+    "[2026-11-19 20:03:52] Decode batch, #running-req: 8, gen throughput (token/s): 571.47, #queue-req: 0",
+    "[2026-11-19 20:04:03] INFO:     Application shutdown complete.",
+    "[2026-11-19 20:04:03] INFO:     Finished server process [712]",
+    "[2026-11-19 20:04:03] kill_process_tree called: parent_pid=712, include_parent=False, pid=712",
+)
+KILLED = "[2026-11-19 20:04:03] Subprocess detokenizer (pid=869) crashed with exit code -9. Triggering SIGQUIT ..."
+
+
+@pytest.mark.parametrize(("first", "killed"), [(4, False), (1, True), (0, True)])
+def test_processes_that_a_stopping_server_kills_did_not_fail(tmp_path: Path, first: int, killed: bool) -> None:
+    """SGLang 0.5.15 on an H200, stopped by Ctrl-C; without those lines the kernel killed the process."""
+    cause = explain(tmp_path, "\n".join((*STOPPED[:first], KILLED, ""))).document["cause"]
+    assert (cause is not None) == killed
+    assert not killed or cause["symptom"] == "general-killed"
+
+
+def test_a_missing_table_of_an_expert_kernel_is_a_warning(tmp_path: Path) -> None:
+    """The server runs, and may be slower than forecast."""
+    line = "[2026-11-19 20:05:42] Using default MoE kernel config. Performance might be sub-optimal! E=129,N=1408"
+    result = explain(tmp_path, f"{line}\n{STOPPED[0]}\n")
+    assert result.document["cause"] is None
+    assert [(each["symptom"], each["severity"]) for each in result.document["findings"]] == [
+        ("moe-default-config", "warning")
+    ]
+    assert "--tune" in result.document["findings"][0]["remedy"]

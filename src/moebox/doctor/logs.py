@@ -26,6 +26,7 @@ MAX_PAIRS = 20  # of name=value in a line: more are an engine's settings, whose 
 MAX_LINE_CHARS = 16_384  # the rest of a line is ignored; a longer one is an encoded image or the like
 BLOCK_BYTES = 1 << 20
 CATCH_ALL = "general-internal-error"  # an exception that shows no more than that the engine's own code failed
+KILLED = "general-killed"  # expected of a server that stops
 ANY_XID = "gpu-xid"  # the symptom of every Xid that has no row of its own
 MAX_SHAPES = 20_000  # kinds of lines remembered; a log has hundreds
 DIGITS = b"0123456789"
@@ -73,6 +74,7 @@ class LogSearch:
         self._complaint_line = 0  # of the last error line
         self.served_line = 0  # the last one of a server that serves: it survived what is above, if no lost GPU
         self.survived = ""  # an error above that line
+        self._stopped_line = -LAST_LINES  # the last one of a server that stops
         self._ignored_until = 0  # an exception up to this line is one that Python ignored
         self._tail = b""
         self._awaiting = ""  # the symptom whose next line belongs to it
@@ -146,8 +148,9 @@ class LogSearch:
                     self._dull.clear()
                 if parts.count(None) == len(parts) and len(shape) < MAX_LINE_CHARS:
                     self._dull[shape] = bool(patterns["may_serve"].search(line))
-            if self._dull.get(shape, True) and patterns["served"].search(line):
-                self.served_line = self.lines
+            if self._dull.get(shape, True):
+                self.served_line = self.lines if patterns["served"].search(line) else self.served_line
+                self._stopped_line = self.lines if patterns["stopped"].search(line) else self._stopped_line
         return fresh
 
     def _search_part(self, part: bytes) -> list[Finding] | None:
@@ -175,6 +178,8 @@ class LogSearch:
         for symptom, _ in candidates:
             engines = symptom.applies.engine if self._engines or symptom.ambiguous else ()
             if (lists_settings and symptom.severity == "fatal") or (engines and self._engines.isdisjoint(engines)):
+                continue
+            if symptom.id == KILLED and self.lines - self._stopped_line < LAST_LINES:
                 continue
             match = re.search(symptom.pattern, line)  # compiled here: few of the patterns are ever needed
             if not match:
