@@ -1,5 +1,6 @@
 """What the memory budgets of all engines share: a device's sum, idle GPUs, RAM, and lines of written-out arithmetic."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import starmap
@@ -13,6 +14,9 @@ from moebox.core.recipe import Recipe
 from moebox.sizing import shards
 from moebox.sizing.constants import host_reserved_bytes, kernel_page_bytes, memory_constant, reserved_bytes
 from moebox.sizing.kv import keeps_all_heads, kv_type, token_bytes
+
+MXFP4_ROWS = 256  # kernels pad the hidden size to a multiple of this (SGLang 0.5.15, mxfp4.py)
+MARLIN_WIDTH = 128  # and Marlin a rank's part of an expert's width to this, others to 256
 
 
 def device_memory(name: str, total: int, weights: dict[Component, int], **parts: int) -> DeviceMemory:
@@ -140,7 +144,10 @@ def token_line(model: Model, recipe: Recipe, value: int, stage: int = 0) -> Arit
 def weight_lines(
     weights: dict[Component, int], model: Model, checkpoint: Checkpoint, recipe: Recipe, stage: int, **own: str
 ) -> list[ArithmeticLine]:
-    """Return the lines of each component's bytes on a rank of one stage; `own` are an engine's own formulas."""
+    """Return the lines of each component's bytes on a rank of one stage; `own` are an engine's own formulas.
+
+    Its own of routed experts follows the usual one.
+    """
     parallel, sizes = recipe.parallel, checkpoint.bytes_by_component
     dense, with_experts = shards.layers_in_stage(model, parallel.pp, stage)
     here, dense_layers = dense + with_experts, model.layers - model.moe_layers
@@ -157,7 +164,8 @@ def weight_lines(
         "dense_ffn": f"{sizes.get('dense_ffn', 0):,}{dense_part} / {parallel.tp}",
     }
     if model.moe:
-        formulas["routed_experts"] = expert_formula(model, checkpoint, recipe, stage)
+        formula = f"{sizes.get('routed_experts', 0):,}{expert_part} × {shards.expert_share(model, parallel):.6g}"
+        own["routed_experts"] = formula + own.get("routed_experts", "")
         formulas["shared_experts"] = f"{sizes.get('shared_experts', 0):,}{expert_part} / {parallel.tp}"
     formulas |= own
     usual = {name: f"{sizes.get(name, 0):,} / {parallel.tp}" for name in weights} | formulas
@@ -170,9 +178,18 @@ def norms_formula(checkpoint: Checkpoint, slack_gib: float, part: str = "") -> s
     return f"{checkpoint.bytes_by_component.get('norms', 0):,}{part}{slack}"
 
 
-def expert_formula(model: Model, checkpoint: Checkpoint, recipe: Recipe, stage: int) -> str:
-    """Return the formula of the routed experts' bytes on one rank."""
-    _, with_experts = shards.layers_in_stage(model, recipe.parallel.pp, stage)
-    part = f" × {with_experts}/{model.moe_layers} layers" if with_experts < model.moe_layers else ""
-    size = checkpoint.bytes_by_component.get("routed_experts", 0)
-    return f"{size:,}{part} × {shards.expert_share(model, recipe.parallel):.6g}"
+def expert_growth(table: str, gpu: Gpu, model: Model, checkpoint: Checkpoint, recipe: Recipe) -> tuple[float, str]:
+    """Return the bytes of routed experts in memory over those in their files, and the end of a formula with it."""
+    moe, quant = model.moe, checkpoint.quant
+    if quant == "nvfp4" and (copies := memory_constant(table, "nvfp4_scale_copies")):
+        scales = 0.5 / 4.5  # of an NVFP4 weight's 4.5 bits, the block scale's half bit
+        return 1 + scales * copies, f" × (1 + 1/9 × {copies} scales twice)"
+    if quant != "mxfp4" or moe is None:
+        return 1.0, ""
+    if gpu.generation == "hopper":
+        growth = float(memory_constant(table, "mxfp4_hopper"))
+        return growth, f" × {growth:g}, as triton_kernels lay them out"
+    rows, width = moe.latent or model.hidden, moe.intermediate / (1 if recipe.parallel.ep else recipe.parallel.tp)
+    step = 256 if gpu.generation in ("blackwell", "cdna") else MARLIN_WIDTH
+    growth = math.ceil(rows / MXFP4_ROWS) * MXFP4_ROWS / rows * math.ceil(width / step) * step / width
+    return growth, f" × {growth:.4g}, padded to multiples of {MXFP4_ROWS} and {step}" * (growth > 1)

@@ -18,7 +18,7 @@ from moebox.engines.budget import (
     budget_over_ranks,
     bytes_line,
     device_memory,
-    expert_formula,
+    expert_growth,
     first_gpu,
     fullest_gpu,
     stage_note,
@@ -58,9 +58,9 @@ def memory_budget(deployment: Deployment) -> Memory:
 
 class SglangRanks:
     def __init__(self, deployment: Deployment) -> None:
-        _, self.model, checkpoint, self.recipe = deployment.facts
-        stages = range(self.recipe.parallel.pp)
-        self.needs = [rank_needs(self.model, checkpoint, self.recipe, stage) for stage in stages]
+        box, self.model, checkpoint, self.recipe = deployment.facts
+        gpu, stages = first_gpu(box, self.recipe), range(self.recipe.parallel.pp)
+        self.needs = [rank_needs(gpu, self.model, checkpoint, self.recipe, stage) for stage in stages]
 
     def cache_tokens(self, gpu: Gpu, stage: int) -> int:
         """Tokens that the cache of a GPU could hold, times the data-parallel ranks."""
@@ -89,14 +89,13 @@ class SglangRanks:
         )
 
 
-def rank_needs(model: Model, checkpoint: Checkpoint, recipe: Recipe, stage: int) -> SglangNeeds:
+def rank_needs(gpu: Gpu | None, model: Model, checkpoint: Checkpoint, recipe: Recipe, stage: int) -> SglangNeeds:
     """Return what a rank of `stage` takes; the vision tower is always loaded whole on every rank."""
     weights = shards.weights_per_gpu(model, checkpoint, recipe.parallel, stage, vision_share=1.0)
     weights["norms"] = weights.get("norms", 0) + memory_constant_bytes("load", "slack")
-    if checkpoint.quant == "nvfp4" and "routed_experts" in weights:
-        scales = 0.5 / 4.5  # of an NVFP4 weight's 4.5 bits, the block scale's half bit
-        copies = memory_constant("load", "sglang_nvfp4_scale_copies")
-        weights["routed_experts"] += round(weights["routed_experts"] * scales * copies)
+    if "routed_experts" in weights and gpu:
+        growth, _ = expert_growth("sglang", gpu, model, checkpoint, recipe)
+        weights["routed_experts"] = round(weights["routed_experts"] * growth)
     last = stage == recipe.parallel.pp - 1
     layers = shards.stage_layers(model.layers, recipe.parallel.pp)[stage]
     window, state_share, own_token = 0, 0.0, 0.0
@@ -186,10 +185,7 @@ def memory_lines(deployment: Deployment, memory: Memory) -> tuple[ArithmeticLine
     needs, free, share = ranks.needs[stage], free_before_loading(gpu), static_fraction(gpu, model, recipe)
     left = kv_budget(gpu, model, recipe, needs)
     own = {"vision": f"{checkpoint.bytes_by_component.get('vision', 0):,}, whole on every rank"}
-    if model.moe and checkpoint.quant == "nvfp4":
-        copies = memory_constant("load", "sglang_nvfp4_scale_copies")
-        usual = expert_formula(model, checkpoint, recipe, stage)
-        own["routed_experts"] = f"{usual} × (1 + 1/9 × {copies} scales twice)"
+    own["routed_experts"] = expert_growth("sglang", gpu, model, checkpoint, recipe)[1]
     table = "data/memory.toml [sglang]"
     states = f" × {1 - needs.state_share:.4f}, the rest for recurrent states" if needs.state_share else ""
     return (

@@ -17,6 +17,7 @@ from moebox.engines.budget import (
     budget_over_ranks,
     bytes_line,
     device_memory,
+    expert_growth,
     first_gpu,
     fullest_gpu,
     norms_formula,
@@ -142,6 +143,9 @@ def rank_needs(gpu: Gpu, model: Model, checkpoint: Checkpoint, recipe: Recipe, s
     vision_share = (1.0 if mode == "data" else 1 / parallel.tp) if recipe.vision else 0.0
     weights = shards.weights_per_gpu(model, checkpoint, parallel, stage, vision_share=vision_share)
     weights["norms"] = weights.get("norms", 0) + round(slack_gib(recipe) * GIB)
+    if "routed_experts" in weights:
+        growth, _ = expert_growth("vllm", gpu, model, checkpoint, recipe)
+        weights["routed_experts"] = round(weights["routed_experts"] * growth)
     layers = shards.stage_layers(model.layers, parallel.pp)[stage]
     single, build = is_single_gpu(recipe), vllm_build(recipe)
     non_torch = float(memory_constant("vllm", "alone_non_torch")) if single else build.non_torch
@@ -253,6 +257,7 @@ def memory_lines(deployment: Deployment, memory: Memory) -> tuple[ArithmeticLine
     left, block = utilized - needs.inside_bytes, block_tokens(recipe)
     # One GPU alone has its own slack beside the norms.
     own = {"norms": norms_formula(checkpoint, slack_gib(recipe))} if single else {}
+    own["routed_experts"] = expert_growth("vllm", gpu, model, checkpoint, recipe)[1]
     workspace = "not this kernel"
     if model.mla and not model.mla.indexer and uses_triton_mla(gpu, recipe):
         heads, splits = model.mla.heads // recipe.parallel.tp, mla_splits(gpu, recipe)
