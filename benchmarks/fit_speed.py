@@ -198,9 +198,9 @@ def _kernel(quant: str, generation: str, kernel: str, engine: str = "") -> Group
     fixed = {"cutlass": "fixed_us hidden_us expert_us ", "marlin": "fixed_us " * (quant == "int4")}.get(
         kernel, "fixed_us "
     )
-    # On RTX few prompts were timed: rows that are moved count as operations there. SGLang's share of bandwidth on
-    # Hopper is vLLM's, which steps with even routing decide.
-    read = "bandwidth " * (engine != "sglang")
+    # On RTX few prompts were timed: rows that are moved count as operations there. SGLang's share of bandwidth for fp8
+    # on Hopper is vLLM's, which steps with even routing decide.
+    read = "bandwidth " * ((quant, engine) != ("fp8", "sglang"))
     moved = "" if generation == "blackwell-rtx" else " row_bytes"
     return Group(
         name=f"{quant} experts, {generation}, {kernel} {engine}".strip(),
@@ -233,7 +233,8 @@ TIMED_KERNELS = (
     ("fp8", "hopper", "triton", "vllm"),
     ("fp8", "hopper", "triton", "sglang"),
     ("bf16", "hopper", "triton"),
-    ("mxfp4", "hopper", "triton"),
+    ("mxfp4", "hopper", "triton", "vllm"),
+    ("mxfp4", "hopper", "triton", "sglang"),
     ("int4", "blackwell", "marlin"),
     ("int4", "blackwell", "trtllm"),
     ("nvfp4", "blackwell", "trtllm"),

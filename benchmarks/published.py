@@ -150,7 +150,7 @@ def prefill_cells(*, tp: int = 8) -> Iterator[Case]:
 
 
 def expert_kernels(*, quant: str, generation: str, kernel: str, engine: str = "") -> Iterator[Case]:
-    """NVIDIA aiconfigurator's timings of one expert kernel on GPUs of a generation, under one engine or all.
+    """Timings of one expert kernel on GPUs of a generation, under one engine or all: NVIDIA aiconfigurator's, and ours.
 
     Prompts with whole experts on ranks are left out: routing was uneven, and the timed rank had more than its share.
 

@@ -115,6 +115,17 @@ def test_a_drift_is_no_doubt_of_prompts_that_were_looked_at_after_it() -> None:
     assert again.spread == pytest.approx(0.0063, rel=0.01)
 
 
+def test_what_even_routing_costs_is_no_part_of_a_step() -> None:
+    """SGLang computes it behind its routers; prompts have the same few kernels for thousands of tokens."""
+    work = BootMeasurement(planned=Boot(layers=8), chunk=8192, routing_s=0.0001)
+    work.looks = {
+        TimingPoint(batch=1, context=256): [StepLook(0.003, 0.01)],
+        TimingPoint(context=128): [StepLook(0.02, 0.01)],
+    }
+    assert [step.seconds for step in work.boot.decode] == [pytest.approx(0.0029)]
+    assert [step.seconds for step in work.boot.prefill] == [0.02]
+
+
 def test_a_reply_never_goes_beyond_the_context() -> None:
     """Many steps of 2 ms, as far as prompt and reply fit together, and no more than the prompt is long."""
     work = BootMeasurement(planned=Boot(layers=4), chunk=8192, longest=1024, pace_s=0.002)

@@ -106,6 +106,7 @@ class Engine(Protocol):
 
     # Log, refusals and rehearsal.
     even_routing: Mapping[str, str] = EMPTY  # variables that distribute tokens evenly over experts
+    even_routing_us: float = 0.0  # what that adds to a step for each layer with experts
     short_warmup: Mapping[str, str] = EMPTY  # variables that skip a warm-up which a rehearsal does not need
     dummy_flags: Mapping[str, Flag] = EMPTY  # flags that make it generate its weights; empty if it cannot
 

@@ -156,7 +156,11 @@ class Calibrator:
                 self.startup_s = session.startup_s
                 self.version = self.version or preflight.engine_version(launched.engine, session.prepared.argv)
                 known, chunk = self.done[0] if self.done else known, rehearse.prefill_chunk(small)
-                work = BootMeasurement(planned=depth, known=known, chunk=chunk, longest=self.longest)
+                experts = depth.layers - facts.model.dense_layers if facts.model.moe else 0
+                routing_s = 1e-6 * load_engine(small.engine).even_routing_us * experts
+                work = BootMeasurement(
+                    planned=depth, known=known, chunk=chunk, longest=self.longest, routing_s=routing_s
+                )
                 now, others_s = time.monotonic(), after * 1.3 * self.startup_s  # the others get as much time for timing
                 deadline = now + max((end - now - others_s) / (after + 1), 0.0)
                 known_processes = calibrate_boot.gpu_processes(small, box)  # the engine, and those in notes

@@ -95,6 +95,7 @@ class BootMeasurement:
     chunk: int  # prompt tokens per step
     known: Boot | None = None  # an earlier boot: only its points are timed
     longest: int = 0  # tokens of one request, prompt and reply
+    routing_s: float = 0.0  # of a decode step, that even routing adds
     pace_s: float = 0.0  # of a step, estimated in the warm-up
     looks: dict[TimingPoint, list[StepLook]] = field(default_factory=dict)
     drift: float = 0.0  # of the speed while it was measured
@@ -124,6 +125,7 @@ class BootMeasurement:
         for point, look in self.timings.items():
             seconds, spread = look.seconds, look.spread
             if point.batch:
+                seconds -= min(self.routing_s, seconds / 2)
                 decode.append(DecodeStep(batch=point.batch, context=point.context, seconds=seconds, spread=spread))
             else:
                 prefill.append(PrefillStep(tokens=point.context, seconds=seconds, spread=spread))

@@ -134,6 +134,7 @@ class SglangEngine(Engine):
     schedules_ahead = True  # the overlap scheduler, the default since 0.4
     # Dummy weights route every token to the same few experts; this routes evenly, as real routers do (environ.py).
     even_routing: Mapping[str, str] = {"SGLANG_SIMULATE_UNIFORM_EXPERTS": "1"}
+    even_routing_us = 10.2  # nine kernels behind the router's own, in a CUDA graph: 10.1 to 11.4 on an H200
     dummy_flags: Mapping[str, Flag] = {"load-format": "dummy"}
 
     def arguments(self, deployment: Deployment, *, node: LaunchNode | None = None, host: str = "") -> list[Argument]:

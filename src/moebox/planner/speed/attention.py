@@ -35,6 +35,7 @@ class AttentionBackend:
     bandwidth: float = 0.0
     stream_ns: float = 0.0
     prompt: float = 0.0
+    whole_chunks: bool = False  # walks all of a prompt's new tokens on layers with a window
     padded_heads: int = 0
     latent_prompt: float = 0.0
     latent_decode: float = 0.0

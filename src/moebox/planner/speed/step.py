@@ -177,7 +177,10 @@ class GpuStep:
             on_latent = kind.indexer and backend.padded_heads and past + each > kind.indexer.topk
             if on_latent:
                 heads, share = max(heads, backend.padded_heads), backend.latent_prompt
-            flops = kind.entries_read(before) * kind.pair_flops(heads, prompt=not on_latent) / share
+            entries = kind.entries_read(before)
+            if backend.whole_chunks:
+                entries = max(entries, min(kind.entries_read(past) + fresh / prompts / 2, before))
+            flops = entries * kind.pair_flops(heads, prompt=not on_latent) / share
             seconds += layers.count * (flops + kind.index_flops(before) / self.constants.gemm) / self.gpu.bf16
         return fresh * seconds
 
