@@ -265,15 +265,13 @@ def support_text(deployment: Deployment, *, brief: bool = False) -> str:
             by_checks = support.basis.startswith("its own checks")
             started, count, state = (*BY_CHECKS, state) if by_checks else (*BY_LIST, "may start")
             good = known_to_run(setup)
-            other = f", but {_release_text(good)} runs its architecture here" if good else ""
+            other = ""
+            if good:  # such as "SGLang 0.5.12"; ranges stay as they are written
+                title = registry.engine_traits(good.engine).title
+                other = f", but {title} {good.versions.removeprefix('==')} runs its architecture here"
             basis = f"; {support.basis}" * (not brief)
             evidence = f" (no report{other}; {started} of {count} such setups started{basis})"
         lines.append(f"{where}: {state}{evidence}")
         if support.note and not brief:
             lines.append(support.note)
     return "; ".join(lines)
-
-
-def _release_text(row: SupportRow) -> str:
-    """The engine and versions of a row, such as "SGLang 0.5.12"; ranges stay as they are written."""
-    return f"{registry.engine_traits(row.engine).title} {row.versions.removeprefix('==')}"
