@@ -60,8 +60,12 @@ os.environ |= {
     "CUDA_VISIBLE_DEVICES": "",  # a machine with GPUs is tested like one without; suites for GPUs ask for theirs
     "MOEBOX_REPEATS": "0",  # workers disturb each other: loads are marked, not measured again
     "MOEBOX_THREADS": "1",  # workers share the cores, and engines whose threads wait for each other crawl there
+    "MOEBOX_SITE": f"{_FOLDERS.name}/site.toml",
 }
 _SCRATCH.mkdir()
+# Ports of its own for each worker: leases of ports are in the state, which workers do not share.
+_FIRST_PORT = 20_000 + 2_500 * (int(re.sub(r"\D", "", os.environ.get("PYTEST_XDIST_WORKER", "")) or 0) % 5)
+Path(os.environ["MOEBOX_SITE"]).write_text(f"ports = [{_FIRST_PORT}, {_FIRST_PORT + 2_499}]\n", encoding="utf-8")
 tempfile.tempdir = None  # asks TMPDIR again
 for _name in ("MOEBOX_CACHE", "MOEBOX_INSTANCE", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED"):
     os.environ.pop(_name, None)
