@@ -432,3 +432,49 @@ def test_a_missing_table_of_an_expert_kernel_is_a_warning(tmp_path: Path) -> Non
         ("moe-default-config", "warning")
     ]
     assert "--tune" in result.document["findings"][0]["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("log", "symptom"),
+    [
+        (
+            "Loading shards: 41% | 26/64\n/bin/bash: line 1:  3131 Killed                  vllm serve m\n",
+            "general-killed",
+        ),
+        ("Last State:     Terminated\n  Reason:       OOMKilled\n  Exit Code:    137\n", "general-killed"),
+        ("RuntimeError: [SymmDeviceMemory] Device does not support multicasting.\n", "general-symmetric-memory"),
+        (
+            "llama_model_load: error loading model: missing tensor 'blk.78.nextn.eh_proj.weight'\n"
+            "common_init_from_params: failed to load model '/m/GLM-00001-of-00006.gguf'\n",
+            "llama-missing-tensor",
+        ),
+        (
+            "RuntimeError: Ninja build failed. Ninja output:\nFAILED: fused_moe_120.cuda.o\n"
+            "/bin/sh: 1: /usr/local/cuda/bin/nvcc: not found\n",
+            "general-jit-build",
+        ),
+        (
+            "terminate called after throwing an instance of 'std::runtime_error'\n"
+            "common_chat_templates_init: failed to parse chat template\n",
+            "llama-chat-template",
+        ),
+        (
+            "NCCL error in: ProcessGroupNCCL.cpp:3690, unhandled cuda error, NCCL version 2.28.9\n"
+            "Cuda failure 217 'peer access is not supported between these two devices'\n",
+            "nccl-no-peer-access",
+        ),
+    ],
+)
+def test_the_line_that_names_the_reason_is_the_cause(tmp_path: Path, log: str, symptom: str) -> None:
+    """They were unknown, or lost against a later or wider message."""
+    assert explain(tmp_path, log).document["cause"]["symptom"] == symptom
+
+
+def test_notes_are_all_that_is_known_of_a_log_that_shows_no_failure(tmp_path: Path) -> None:
+    """Ranks that wait for another one: compilation, or a collective that hangs."""
+    waits = "[shm_broadcast.py:466] No available shared memory broadcast block found in 60 seconds.\n"
+    path = tmp_path / "engine.log"
+    path.write_text(5 * waits)
+    text = " ".join(call_main("doctor", "logs", str(path)).out.split())
+    assert "no known failure" in text
+    assert "NCCL_P2P_DISABLE=1" in text

@@ -1,5 +1,6 @@
 """A careless user: texts that are far too long, folders that vanish, names that nobody knows, on page and terminal."""
 
+import functools
 import json
 import shutil
 import urllib.request
@@ -61,18 +62,22 @@ def test_page_and_terminal_refuse_the_same_contexts(
 def test_an_unknown_model_in_a_recipe_is_not_said_to_fit(
     serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing is known of it, so nothing is promised: by the page's check, `up --dry-run` and `render`."""
+    """A repository of a model that is not known starts unchecked; a word that is neither is refused with its like."""
     url = serve()
-    for wrong, unknown in (('"kimi-k2.6"', "kimi-k9"), ('"int4"', "int5")):
-        text = RECIPE.replace(wrong, f'"{unknown}"')
+    for change, refused in (
+        ({'"kimi-k2.6"': '"kimi-k9"'}, "model: 'kimi-k9' is not known"),
+        ({'"int4"': '"int5"'}, "did you mean int4?"),
+        ({'"kimi-k2.6"': '"kimi-k9"', '"int4"': '"org/kimi-k9"'}, ""),
+    ):
+        text = functools.reduce(lambda text, pair: text.replace(*pair), change.items(), RECIPE)
         status, reply = post(url, "recipes/check", {"text": text})
-        assert status == 200
-        assert "fits" not in json.loads(reply)["good"]
-        assert unknown in json.loads(reply)["html"]
+        assert status == (400 if refused else 200)
+        assert "fits" not in json.loads(reply).get("good", "")
         (tmp_path / "recipe.toml").write_text(text)
         for command in (["up", "--dry-run"], ["render", "--as", "script"]):
-            assert main([command[0], str(tmp_path / "recipe.toml"), *command[1:]]) == 0
-            assert f"{unknown!r} is not known, so whether it fits was not checked" in capsys.readouterr().err
+            assert main([command[0], str(tmp_path / "recipe.toml"), *command[1:]]) == (2 if refused else 0)
+            text = " ".join(capsys.readouterr().err.split())
+            assert (refused or "'kimi-k9' is not known, so whether it fits was not checked") in text
 
 
 def test_the_phantom_is_not_planned_for_another_box(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:

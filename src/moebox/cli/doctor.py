@@ -111,6 +111,7 @@ def search_lines(found: LogSearch, *, every: bool) -> list[str]:
     else:
         lines = ["no known failure in it" if found.lines else "the log is empty"]
     others = [finding for finding in found.findings.values() if finding is not cause]
+    every = every or not (cause or found.unknown_failure)  # what is harmless where something failed may be all there is
     shown += [(finding.severity, finding) for finding in others if every or finding.severity == "warning"]
     for title, finding in shown:
         lines += [f"{title}: {finding.cause}", f"  line {finding.line}: {finding.text}"]

@@ -73,7 +73,9 @@ def rehearse(
         flags.refuse_unused("--phantom has its own few layers", layers=layers)
     refuse_if(len(depths) > 1 and not measure, f"--layers {layers}: two depths are for --measure")
     require_engine(deployment)
-    print_lines((f"warning: {problem.text_with_remedy}" for problem in known_problems(deployment)), stderr=True)
+    print_lines(
+        (f"{problem.severity}: {problem.text_with_remedy}" for problem in known_problems(deployment)), stderr=True
+    )
     run = Run.create(f"{'measure' if measure else 'rehearse'}-{chosen.name}")
     try:
         if measure:

@@ -11,8 +11,7 @@ from moebox import render as rendering
 from moebox.checkpoint import deploy
 from moebox.cli.flags import AsJson, OutputPath, Switch
 from moebox.cli.output import print_lines, print_note, print_result, write_file
-from moebox.cli.up import note_missing_key
-from moebox.engines import find_refusals
+from moebox.cli.up import known_problems, note_missing_key
 from moebox.flows import recipes
 from moebox.render.cluster import ALL_ADDRESSES
 
@@ -37,7 +36,7 @@ def render(
     if not force:
         recipes.refuse_misfit(deployment)
     files = api.render(deployment.recipe, file_format)
-    warnings = find_refusals(deployment)
+    warnings = known_problems(deployment)
     if file_format == "slurm":  # it listens on all addresses, since its users are on other machines
         note_missing_key(replace(deployment.recipe.listen, host=ALL_ADDRESSES))
     if output:

@@ -187,7 +187,7 @@ def known_problems(deployment: Deployment) -> list[PlanWarning]:
 def print_warnings(notes: Sequence[str], problems: list[PlanWarning]) -> None:
     """Print notes on the recipe, and which known problems the start may meet."""
     print_parts(*(f"note: {note}" for note in notes), stderr=True)
-    print_parts(*(f"warning: {warning.text_with_remedy}" for warning in problems), stderr=True)
+    print_parts(*(f"{warning.severity}: {warning.text_with_remedy}" for warning in problems), stderr=True)
 
 
 def start_engine(deployment: Deployment, run: Run, patience_s: float, where: NodeSelection) -> EngineSession:

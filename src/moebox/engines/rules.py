@@ -3,6 +3,7 @@
 from moebox.core import presets, registry, validation
 from moebox.core.catalogue import models
 from moebox.core.deployment import Deployment
+from moebox.core.model import Model
 from moebox.core.recipe import Hybrid, Recipe
 from moebox.core.traits import LAST_PORT, Traits
 from moebox.engines import flags
@@ -11,8 +12,10 @@ from moebox.engines.assemble import runs_in_container
 from moebox.engines.engine import load_engine
 from moebox.errors import BadInput, refuse_if
 from moebox.sizing.layout import SIZES, layout_problem
+from moebox.sizing.shards import NATIVE_METHODS
 
 LEAST = {"context": 0, "max_seqs": 1, "batched_tokens": 1} | {f"parallel.{name}": 1 for name in SIZES}
+LEAST |= {f"hybrid.{name}": 1 for name in ("threads", "threads_batch", "batch", "ubatch")} | {"hybrid.gpu_layers": 0}
 
 
 def check_recipe(deployment: Deployment) -> None:
@@ -21,8 +24,9 @@ def check_recipe(deployment: Deployment) -> None:
     validation.validate_recipe(recipe)
     _check_ranges(recipe, engine)
     _check_runtime(recipe, engine)
+    model = deployment.known_model
     if recipe.hybrid:
-        _check_hybrid(recipe.hybrid, engine)
+        _check_hybrid(recipe.hybrid, engine, model)
     if problem := layout_problem(deployment):
         raise BadInput(f"parallel.{problem.setting}: {problem.reason}", hint=problem.hint or None)
     draft = recipe.speculate
@@ -31,6 +35,9 @@ def check_recipe(deployment: Deployment) -> None:
         missing = draft.method.startswith("eagle") and not draft.draft
         hint = 'e.g. "lightseekorg/kimi-k2.6-eagle3"'
         refuse_if(missing, "speculate.draft: EAGLE needs a draft model", hint=hint)
+        inside = draft.method in NATIVE_METHODS and not draft.draft
+        text = f"speculate.method: {model.title} has no prediction layer (MTP) to draft with" if model else ""
+        refuse_if(inside and model and not model.mtp_layers, text, hint="remove [speculate]")
     if recipe.kv_tiers:
         _check_tiers(recipe, engine)
     _check_trust(deployment)
@@ -70,7 +77,7 @@ def _check_runtime(recipe: Recipe, engine: Traits) -> None:
         refuse_if(outside, f"runtime.{path}: needs a container", hint='runtime.kind = "docker" or "podman"')
 
 
-def _check_hybrid(hybrid: Hybrid, engine: Traits) -> None:
+def _check_hybrid(hybrid: Hybrid, engine: Traits, model: Model | None) -> None:
     """Check the placement of experts: fields that the engine has, each layer given once."""
 
     def engines_with(path: str = "") -> str:
@@ -93,6 +100,10 @@ def _check_hybrid(hybrid: Hybrid, engine: Traits) -> None:
     both = split and hybrid.experts
     refuse_if(both, "hybrid.split keeps experts with their layers; hybrid.experts cannot name others")
     refuse_if(len(set(layers)) != len(layers), "hybrid.experts: a layer is given to two GPUs")
+    if model and model.moe:
+        outside = [layer for layer in layers if not model.dense_layers <= layer < model.layers]
+        text = f"hybrid.experts: {model.title} has experts in layers {model.dense_layers} to {model.layers - 1}"
+        refuse_if(outside, f"{text}, not in {', '.join(map(str, outside))}")
 
 
 def _check_tiers(recipe: Recipe, engine: Traits) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from moebox import codec, detect, files
+from moebox import codec, detect, engines, files
 from moebox.checkpoint import ResolvedModel, deploy, look_up_model, resolve_model
 from moebox.core import catalogue, registry, validation
 from moebox.core.box import Box
@@ -265,9 +265,20 @@ def find_recipe_misfit(deployment: Deployment) -> Misfit | None:
 
     A recipe for GPUs without a box is not judged on a machine that has none: it is meant for another one.
     """
+    recipe = deployment.recipe
+    if not deployment.is_known and not ("/" in recipe.checkpoint or Path(recipe.checkpoint).exists()):
+        refuse_if(
+            recipe.model not in (models := catalogue.models()),
+            f"model: {recipe.model!r} is not known",
+            hint=suggest_names(recipe.model, models),
+        )
+        text = f"checkpoint: {recipe.checkpoint!r} is not a known checkpoint of {recipe.model}, a path or a repository"
+        known = (each.name for each in catalogue.published_checkpoints(recipe.model))
+        raise BadInput(text, hint=suggest_names(recipe.checkpoint, known))
+    engines.check_recipe(deployment)
     if not deployment.is_known:
         return None
-    box, recipe = deployment.box or planned_box(deployment.recipe.planned_for), deployment.recipe
+    box = deployment.box or planned_box(recipe.planned_for)
     is_elsewhere = not recipe.planned_for.box and not box.gpus and recipe.hybrid is None
     return None if is_elsewhere else find_misfit(deployment.on_box(box))
 
