@@ -17,7 +17,7 @@ from moebox.core.setting import split_settings
 from moebox.errors import BadInput, DoesNotFit, refuse_if, refuse_out_of_range
 from moebox.planner.constraints import Constraints
 from moebox.planner.simulate import scheduler_rules
-from moebox.units import format_percent, format_seconds
+from moebox.units import format_percent, format_seconds, plural
 from moebox_fleet.cost import Prices
 from moebox_fleet.file import Fleet, read_fleet, recipe_path
 from moebox_fleet.route import Policy
@@ -169,10 +169,10 @@ def find_candidate(
 
 
 def _print_progress(outcome: FleetOutcome) -> None:
-    what = "one box fails" if outcome.question.fail_at else outcome.question.policy
-    boxes = f"{len(outcome.boxes):>4} × {outcome.boxes[0].name}"
-    text = f"{boxes}, {what}: {outcome.good_share:.1%} of requests met the SLO"
-    stderr_console().print(text, style="dim", markup=False)
+    what = f"{outcome.question.policy}: {outcome.good_share:.1%} of requests met the SLO"
+    if outcome.question.fail_at:  # the share that decides
+        what = f"one box fails: {outcome.good_after_failure:.1%} of requests met the SLO afterwards"
+    stderr_console().print(f"{len(outcome.boxes):>4} × {outcome.boxes[0].name}, {what}", style="dim", markup=False)
 
 
 def plan_page(found: "FleetPlan", prices: Prices) -> "RenderableType":
@@ -234,7 +234,7 @@ def _size_lines(answer: "FleetAnswer", found: "FleetPlan") -> list[str]:
         lines.append(f"{name}: with round-robin {shares} of prompt tokens cached")
     failed = sized.with_failure
     if failed is not None:
-        lost = f"{failed.tally.lost} requests lost and sent again"
+        lost = f"{plural(failed.tally.lost, 'request')} lost and sent again"
         after = f"{format_percent(failed.good_after_failure)} met the SLO afterwards"
         lines.append(f"{name}: one of {len(failed.boxes)} fails: {lost}, {after}")
     elif sized.spare:

@@ -63,3 +63,16 @@ def test_what_does_not_start_is_fatal_everywhere(planned: dict[str, str], tmp_pa
         text = " ".join((done.out + done.err).split())
         assert done.code == 0
         assert "fatal: TRITON_MLA with an fp8 cache needs 102,400 bytes" in text, (command, text)
+
+
+@pytest.mark.parametrize("version", ["nightly", "0.32.0rc1.dev12+gabc"])
+def test_a_build_without_an_image_is_rendered_natively(planned: dict[str, str], tmp_path: Path, version: str) -> None:
+    """A script that runs the installed program needs no image; a Compose file does."""
+    path = tmp_path / "recipe.toml"
+    path.write_text(planned["vllm"].replace('engine_version = ""', f'engine_version = "{version}"'))
+    done = call_main("render", str(path)).good()
+    assert f"kimi-k2.6 on vllm {version}" in done.out
+    assert "the release nightly" not in done.err
+    refused = call_main("render", str(path), "--as", "compose")
+    assert refused.code == 2
+    assert "runtime.image" in refused.err

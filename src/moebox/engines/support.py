@@ -237,7 +237,8 @@ def _warnings(setup: Setup, support: Support) -> Iterator[PlanWarning]:
     shown = [each for each in support.possible if each.row.state != "runs" and (each.row.gpu or each.row.architecture)]
     for match in sorted(shown, key=lambda match: match.row.date, reverse=True)[:MOST_POSSIBLE]:
         conditions = " and ".join(re.sub("^(driver|host) = ", r"the \1 has ", text) for text in match.conditions)
-        text = f"{match.row.text} Only if {conditions or f'this build behaves like the release {setup.version}'}."
+        release = "the newest release" if setup.version == setup.fork else f"the release {setup.version}"
+        text = f"{match.row.text} Only if {conditions or f'this build behaves like {release}'}."
         yield replace(_warning(setup, match.row, "note", text), symptom="")
 
 

@@ -110,7 +110,7 @@ def _common_context(pieces: LaunchPieces, deployment: Deployment, launch: Launch
         "engine": deployment.recipe.engine,
         "version": pieces.version,
         "variables": pieces.variables,
-        "image": assemble.image_name(deployment),
+        "image": assemble.image_name(deployment) if assemble.runs_in_container(deployment.recipe) else "",
         "secrets": launch.secret_env,
         "why": drop_empty(reasons),
         "store": re.sub("^~", quoting.HOME, store) if deployment.recipe.tiers.disk_gib else "",
