@@ -10,11 +10,11 @@ from pathlib import Path
 
 from moebox import detect
 from moebox.checkpoint import resolve_model
-from moebox.cli.plan_view import USUAL_CONTEXT
 from moebox.core import registry
 from moebox.errors import DoesNotFit
 from moebox.planner.choose import choose_plan
 from moebox.planner.constraints import Constraints
+from moebox.planner.rate import USUAL_CONTEXT
 
 README = Path(__file__).parents[1] / "README.md"
 BEGIN, END = "<!-- table: boxes -->", "<!-- end of table -->"

@@ -20,7 +20,7 @@ from moebox.core.plan import ArithmeticLine, DeviceMemory, Plan
 from moebox.core.registry import engine_display_name
 from moebox.engines.reasons import flag_reason
 from moebox.errors import BadInput, ExternalError
-from moebox.planner.rate import comparison_request
+from moebox.planner.rate import USUAL_CONTEXT, comparison_request
 from moebox.units import format_count, format_gib, format_range, format_rate, format_seconds, format_tok_s, plural
 
 # Parts of a bar: name, letter (so that colour carries no meaning), colour, and the components of weights it sums.
@@ -39,7 +39,6 @@ PARTS: tuple[tuple[str, str, str, tuple[Component, ...]], ...] = (
 HEADING = "bold underline"
 SEVERITY_TONES: dict[str, Tone] = {"fatal": "bad", "warning": "warn", "note": "quiet"}
 SHOWN_WARNINGS = 3  # the answer must fit a terminal of 24 lines
-USUAL_CONTEXT = 8192  # tokens; the answer gives the speed near it
 LITTLE_RAM = 0.02  # of all RAM: a plan that leaves less beside system and server is marked
 
 
@@ -234,7 +233,7 @@ def forecast_part(plan: Plan) -> list[Part]:
     heads = [f"{number} stream" if number == 1 else str(number) for number in streams]
     table = make_table(("context", *heads, "prompt read in", "at tok/s"), lines)
     notes = [f"decode tok/s of all streams; {range_text(plan)}"]
-    row = plan.forecast[0]
+    row = max(plan.forecast, key=lambda row: row.prefill_tok_s or 0.0)  # the most exact, as rates are rounded
     if row.prefill_tok_s:
         low, high = (edge / row.prefill_tok_s - 1 for edge in (row.prefill_low_tok_s, row.prefill_high_tok_s))
         notes.append(f"prompts: expect {low:+.0%} to {high:+.0%}" + f" ({plan.prompt_basis})" * bool(plan.prompt_basis))

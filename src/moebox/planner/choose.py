@@ -13,7 +13,7 @@ from moebox.planner import explain, no_fit, prefer, warnings
 from moebox.planner.candidates import SHORTER_CONTEXTS, START_CONTEXT, make_candidates, make_draft, possible_engines
 from moebox.planner.constraints import Constraints
 from moebox.planner.kv_tiers import describe_tiers
-from moebox.planner.rate import PROMPT_TOKENS, Candidate, PlanInputs, complete_settings, forecast_rows
+from moebox.planner.rate import USUAL_CONTEXT, Candidate, PlanInputs, complete_settings, forecast_rows
 
 
 def choose_plan(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], constraints: Constraints) -> Plan:
@@ -51,7 +51,7 @@ def choose_plan(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], con
         ),
         alternatives=explain.list_alternatives(best, others),
         refused=explain.list_rejections(best, tried),
-        why=(*memory_lines, *best.speed.explain_lines(best.streams, min(PROMPT_TOKENS, best.recipe.context))),
+        why=(*memory_lines, *best.speed.explain_lines(1, min(USUAL_CONTEXT, best.recipe.context))),
         answer_tok_s=round(best.score, 2),
         measured=best.speed.calibration_text,
         basis=best.speed.basis_text(),

@@ -22,6 +22,7 @@ from moebox.sizing.constants import memory_constant_bytes, reserved_bytes, visib
 
 # The request that candidates are compared by: prompt and answer of an ordinary agent turn.
 PROMPT_TOKENS, ANSWER_TOKENS = 4096, 1024
+USUAL_CONTEXT = 8192  # tokens; plans begin with the speed of one stream near it, and explain that
 STREAMS = {"throughput": 32, "latency": 1, "context": 1}
 CONTEXTS = (1024, 8192, 32768, 65536, 131072, 262144)
 HIGHER_UTILIZATIONS = (0.92, 0.94, 0.95)  # to try if 0.90 does not hold the model

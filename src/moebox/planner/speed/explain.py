@@ -5,6 +5,7 @@ from moebox.planner.speed.constants import unified_memory
 from moebox.planner.speed.host import HybridStep
 from moebox.planner.speed.measured import MeasuredSpeed
 from moebox.planner.speed.step import GpuStep
+from moebox.units import plural
 
 Formulas = dict[str, tuple[str, str]]  # part to its formula and the source of its constants
 
@@ -22,7 +23,7 @@ def explain_step(
     rows = [(name, *formulas.get(name, ("", "")), seconds * 1e3, "ms") for name, seconds in parts.items()]
     rows += [
         ("step", "sum of the above", "", total * 1e3, "ms"),
-        ("decode", f"{batch} × {gain:.2f} tokens / step", "", rate, "tok/s"),
+        ("decode", f"{plural(batch, 'stream')} at {context:,} × {gain:.2f} tokens / step", "", rate, "tok/s"),
         ("range", f"× {low:.2f} … × {high:.2f}; {basis}", f"to {rate * high:,.1f} tok/s", rate * low, "tok/s"),
     ]
     return _make_lines(*rows)
