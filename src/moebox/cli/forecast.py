@@ -166,7 +166,7 @@ def forecast(
         hint = "--set parallel.tp=8 changes one; or name a model"
         refuse_if(constraints != NO_PLAN_ARGS, "a recipe already has its settings", hint=hint)
         others = [text for text in others if text.partition("=")[0] != "bold"]
-    request = work.workload.input_tokens + work.workload.output_tokens if is_serving else 0
+    request = simulated_workloads(work)[-1].longest if is_serving else 0
     most = max(work.concurrency, default=0) if is_serving else 0
     longest = max((*contexts, request if request > DEFAULT_CONTEXT else 0), default=0)
     limits = constraints.constraints()
@@ -175,6 +175,9 @@ def forecast(
     # A plan has room for the longest context and request, and for all streams
     limits = replace(limits, context=max(longest, 1024) if longest else None, concurrency=most or None)
     found = find_target(target, box, others, constraints=limits, ram=ram, ram_bandwidth=ram_bandwidth)
+    if not is_recipe and 0 < found.recipe.context < request:  # slots for many streams, each too short for one request
+        limits = replace(limits, context=request)
+        found = find_target(target, box, others, constraints=limits, ram=ram, ram_bandwidth=ram_bandwidth)
     found = with_facts(found, facts, 0 if is_recipe else most, request)
     mode = next(iter(modes), "stream" if found.deployment.engine.offloads_experts else "decode")
     _refuse_unused(mode, work, plan, is_recipe=is_recipe)
@@ -184,11 +187,11 @@ def forecast(
         warning = PlanWarning(text=f"{text}: these speeds are hypothetical", remedy=f"context = {length}")
         found = replace(found, warnings=(*found.warnings, warning))
     rows, tiers = _forecast_rows(mode, found, work, prompts if mode == "prefill" else contexts, streams), []
-    if mode == "serving" and work.workload.turns > 1 and not found.misfit:
+    nothing_ends = mode == "serving" and not any(row["request_throughput"] for row in rows)
+    if mode == "serving" and work.workload.turns > 1 and not (found.misfit or nothing_ends):
         rules = scheduler_rules(found.recipe, found.memory.kv_tokens, found.speed, found.memory)
         tiers = rows_of.tier_rows(found.deployment, found.memory, found.speed, rules, simulated_workloads(work)[-1])
     document = forecast_document(mode, found, rows) | {"kv_tiers": tiers}
-    nothing_ends = mode == "serving" and not any(row["request_throughput"] for row in rows)
     good = force or (found.misfit is None and not nothing_ends)
     return print_result(json, document, lambda: print_parts(*forecast_page(mode, found, rows, tiers)), good=good)
 
