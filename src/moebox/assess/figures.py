@@ -85,10 +85,9 @@ def planned_figures(records: Sequence[RunRecord]) -> list[PlannedFigure]:
     for index, record in enumerate(records):
         memory = record.planned_memory
         planned = [*map(planned_parts, memory.devices)]
-        reported = map(reported_parts, record.reported_devices)
         weights = [
             max((device.weight_bytes for device in devices if not device.on_host), default=0.0)
-            for devices in (planned, reported)
+            for devices in (planned, map(reported_parts, record.reported_devices))
         ]
         pairs = (
             ("Weights per GPU", weights[0], weights[1], "B"),

@@ -117,8 +117,7 @@ def speed_cell(record: RunRecord) -> AssessmentCell:
     if load is None or not load.headline_tok_s:
         tone: Tone = "warn" if doubtful else "quiet"
         missing = "not known: the result is damaged" if record.damaged_loads else "not measured yet"
-        text = "no load completed" if record.loads else missing
-        return AssessmentCell(name="fast", text=text, tone=tone)
+        return AssessmentCell(name="fast", text="no load completed" if record.loads else missing, tone=tone)
     at = f" at {plural(load.concurrency, 'request') if load.concurrency else load.load_name}" if load.load_value else ""
     rate = f"{format_number(load.headline_tok_s)} tok/s{at}"
     rate += f", {load.slo_share:.0%} of requests met the SLO" if load.slo_share is not None else ""

@@ -170,8 +170,7 @@ def open_source(
             limit, text = row.output_tokens, " ".join(parts)
             return Conversation(index, limit, lambda _: writer.write_body(text, limit), keep_text(index))
 
-        due_times = tuple(row.at_s - rows[0].at_s for row in rows)
-        return ConversationSource(from_trace, due_times=due_times)
+        return ConversationSource(from_trace, due_times=tuple(row.at_s - rows[0].at_s for row in rows))
     if workload.kind == "turns":
         shared = pool.make_prompt(workload.prefix_tokens, "prefix 0") if workload.prefix_tokens else ""
 

@@ -74,8 +74,7 @@ def install(engine: str = "", source: str = "", image: str = "", *, json: AsJson
 
     hint = "moebox engines install vllm==0.32.0, llama.cpp@b11669 or --image NAME"
     refuse_if(not engine and not image, "which version?", hint=hint)
-    wanted = parse_source(engine, image=image)
-    done = install_engine(wanted, tree=source, notify=print_note)
+    done = install_engine(parse_source(engine, image=image), tree=source, notify=print_note)
     text = f'{done.name} is installed; a recipe uses it with engine_version = "{done.version}"'
     return print_result(json, {**codec.to_plain(done), "name": done.name}, lambda: print_lines([text]))
 

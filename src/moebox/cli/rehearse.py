@@ -171,8 +171,7 @@ def export(name: str, path: Path, *, json: AsJson = False) -> int:
     """
     found = store.find_calibration(name)
     store.write_calibration(found, path)
-    document = {"exported": found.id, "path": str(path)}
-    return print_result(json, document, lambda: print_note(f"wrote {path}"))
+    return print_result(json, {"exported": found.id, "path": str(path)}, lambda: print_note(f"wrote {path}"))
 
 
 def import_(path: Path, *, json: AsJson = False) -> int:

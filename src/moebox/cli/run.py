@@ -93,7 +93,6 @@ def run(
         with pipelines.raise_disk_full(folder):
             pipeline = pipelines.resume_pipeline(folder, until=until or None)  # type: ignore[arg-type]
     else:
-        streams = flags.parse_counts("--concurrency", concurrency, most=MAX_STREAMS)
         request = RunRequest(
             model="" if recipes.is_phantom(model) else model,
             recipe=str(Path(recipe).resolve()) if Path(recipe).is_file() else recipe,
@@ -103,7 +102,7 @@ def run(
             twin=twin,
             until=until or "report",  # type: ignore[arg-type]
             skip=tuple(flags.split_names(*skip)),  # type: ignore[arg-type]
-            concurrency=streams,
+            concurrency=flags.parse_counts("--concurrency", concurrency, most=MAX_STREAMS),
             keep=keep,
             port=port,
             quick=effort == "quick",

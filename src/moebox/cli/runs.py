@@ -62,8 +62,7 @@ def runs(*, everything: All = False, json: AsJson = False) -> int:
             print_parts(f"{row.id}\n  {status}, checks {row.checks_text}, {speed} tok/s")
     if width >= NARROW:
         texts = ("run", "state", *columns)
-        long = max(len(row.id) for row in shown) > LONGEST_ID
-        wrapped = texts if long else texts[1:]
+        wrapped = texts if max(len(row.id) for row in shown) > LONGEST_ID else texts[1:]
         print_parts(make_table((*texts, "checks", "tok/s"), rows, left_columns=("run", "checks"), wrapped=wrapped))
     if len(shown) < len(found):
         print_lines([f"{len(found) - len(shown)} older: --all"])

@@ -74,8 +74,7 @@ def no_answer_error(endpoint: Endpoint, reason: str) -> ExternalError:
 
 
 def _list_models(endpoint: Endpoint, *, insecure: bool, ca_file: str) -> list[str]:
-    address = sockets.address_from_url(endpoint.base_url, insecure=insecure, ca_file=ca_file)
-    tls = sockets.tls_context(address)
+    tls = sockets.tls_context(sockets.address_from_url(endpoint.base_url, insecure=insecure, ca_file=ca_file))
     reply = http.get(f"{endpoint.base_url}/models", headers=endpoint.headers, tls=tls)
     if not reply.status:
         raise no_answer_error(endpoint, reply.text)

@@ -213,8 +213,7 @@ def open_journal(state: Bisection) -> tuple[Run, Bisection]:
     for folder in sorted(runs_dir().glob(f"*-bisect-{state.recipe}-*"), reverse=True):
         with contextlib.suppress(BadInput, OSError, AnswerIsNo):
             known = codec.decode(Bisection, codec.load_json(folder / JOURNAL), where=str(folder))
-            same = (known.candidates, known.judges) == (state.candidates, state.judges)
-            if same and not known.first_bad:
+            if (known.candidates, known.judges) == (state.candidates, state.judges) and not known.first_bad:
                 refuse_ends(known)  # which began anew: what failed may be there now
                 return Run.resume(str(folder)), known
     run = Run.create(f"bisect-{state.recipe}")

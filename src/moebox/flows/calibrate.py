@@ -256,8 +256,7 @@ def choose_depths(deployment: Deployment, layers: tuple[int, ...] = ()) -> tuple
         return Boot(layers=few), Boot(layers=more)
     if split >= model.moe_layers:
         return Boot(layers=few, gpu_experts=few - dense), Boot(layers=more, gpu_experts=more - dense)
-    experts = max(1, (more - least) // 2)
-    return Boot(layers=few), Boot(layers=more), Boot(layers=more, gpu_experts=experts)
+    return Boot(layers=few), Boot(layers=more), Boot(layers=more, gpu_experts=max(1, (more - least) // 2))
 
 
 def shallower_depth(depth: Boot, *, above: int) -> Boot | None:

@@ -119,8 +119,7 @@ def _run_jobs(
     worker, before = OwnAgent(ReplySettings(endpoint=endpoint)), load_task_run(folder)
     task_run = runner.prepare_task_run(endpoint, names, worker, options)
     if before is not None:
-        wanted = tuple(dict.fromkeys((*before.wanted, *names)))
-        task_run = replace(before, url=task_run.url, wanted=wanted)
+        task_run = replace(before, url=task_run.url, wanted=tuple(dict.fromkeys((*before.wanted, *names))))
     folder.write_json(FILE, task_run)
     return runner.run_jobs(task_run, worker, folder, options, listener)
 

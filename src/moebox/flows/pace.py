@@ -242,8 +242,7 @@ def signed_rank_cut(count: int, confidence: float) -> int:
     for rank in range(1, count + 1):
         for total in range(len(ways) - 1, rank - 1, -1):
             ways[total] += ways[total - rank]
-    tail = itertools.accumulate(ways)
-    return sum(1 for below in tail if 2 * below <= (1 - confidence) * 2**count)
+    return sum(2 * below <= (1 - confidence) * 2**count for below in itertools.accumulate(ways))
 
 
 def student_t(freedom: int, confidence: float) -> float:

@@ -102,8 +102,7 @@ class Runner:
     def _record(self, name: StepName, state: StepState, why: str = "", hint: str = "") -> None:
         step = PipelineStep(name=name, state=state, why=why, hint=hint)
         if state in ("done", "failed"):
-            seconds = self.awake.active_now() - self._began
-            step = replace(step, figures=self._figures, seconds=seconds)
+            step = replace(step, figures=self._figures, seconds=self.awake.active_now() - self._began)
         self.pipeline = self.pipeline.with_step(step)
         self.run.add_event(STEP_EVENTS[step.state](step=step.name, why=step.why), sync=step.state == "done")
         if step.state == "failed":  # notify first: if the disk is full, the file cannot be written

@@ -259,8 +259,7 @@ class Tuner(TrialRunner):
         while queue and passed < self.options.finalists:
             changes, left_out = queue.pop(0)
             checks = {name for path in changes for name in checks_for(path)}
-            ordered = tuple(name for name in CHECK_NAMES if name in checks)
-            step = SettingStep(together=changes, checks=ordered)
+            step = SettingStep(together=changes, checks=tuple(name for name in CHECK_NAMES if name in checks))
             if step.change in tried:
                 continue
             tried.add(step.change)

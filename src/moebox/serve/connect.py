@@ -127,12 +127,11 @@ def _zed_settings(live: LiveModel) -> ClientSettings:
     }
     provider = {"api_url": live.endpoint.base_url, "available_models": [model]}
     changes = {"language_models": {"openai_compatible": {"moebox": provider}}}
-    home = files.xdg_home("config")
     # Zed reads a provider's key from NAME_API_KEY, or asks for it once and stores it in the system's keychain.
     return ClientSettings(
         client="zed",
         text=codec.to_json(changes, indent=2),
-        path=home / "zed" / "settings.json",
+        path=files.xdg_home("config") / "zed" / "settings.json",
         changes=changes,
         notes=(f"run `export MOEBOX_API_KEY={live.shell_key}` before you start Zed: it reads the key from there",),
     )

@@ -291,7 +291,6 @@ def plan_page(request: Request, *, site: WebSite) -> Response:
     """The controls, with the plan if it is cached; otherwise the page requests it after it has loaded."""
     drop_stale_plans()
     query = parse_query(request.query_params)
-    ready = query in cached_plans or "wait" in request.query_params
     return render_page(
         "plan.html",
         title="Plan",
@@ -302,7 +301,7 @@ def plan_page(request: Request, *, site: WebSite) -> Response:
         engines=registry.engine_names(),
         contexts=CONTEXTS,
         concurrencies=CONCURRENCIES,
-        body=plan_fragment(request) if ready else "",
+        body=plan_fragment(request) if query in cached_plans or "wait" in request.query_params else "",
         example=EXAMPLE_BOX if default_box() else None,
     )
 

@@ -36,8 +36,7 @@ class LoadLoop:
         self._poller = select.epoll()
         self._schedule = LoadSchedule(job, source)
         self._hot = HotPath(late_ns=LATE_NS)
-        context = sockets.tls_context(job.address)
-        self._connections = ConnectionPool(self._poller, context, self._hot)
+        self._connections = ConnectionPool(self._poller, sockets.tls_context(job.address), self._hot)
         self._requests = RequestTracker(job, self._schedule, self._connections, self._hot, self.gauge)
         self.samples = self._requests.samples
         self._nap_s = 0.0

@@ -135,8 +135,7 @@ TONES: dict[RunStatus, Tone] = {"WORKING": "good", "PARTLY": "warn", "INTERRUPTE
 
 def models_section(records: Sequence[RunRecord]) -> Section | None:
     rows = [model_cells(record, index) for index, record in enumerate(records) if record.recipe]
-    text = (0, 1, 2, 4, 5, 6, 7, 9)
-    blocks = table_blocks(HEADS, rows, text=text, drop_empty=True, caption="Configurations")
+    blocks = table_blocks(HEADS, rows, text=(0, 1, 2, 4, 5, 6, 7, 9), drop_empty=True, caption="Configurations")
     return Section(id="models", title="Models tested", blocks=blocks)
 
 
@@ -148,7 +147,6 @@ def model_cells(record: RunRecord, index: int) -> tuple[CellValue, ...]:
     size = checkpoint.total_bytes if checkpoint else 0
     moe = model.moe if model else None
     draft = f" + {recipe.speculate.method.upper()}" if recipe.speculate else ""
-    context = TableCell(text=f"{recipe.context:,}", value=float(recipe.context))
     return (
         run_cell(record, index),
         model_title(recipe.model),
@@ -158,6 +156,6 @@ def model_cells(record: RunRecord, index: int) -> tuple[CellValue, ...]:
         engine_title(record),
         parallelism_title(record) or placement_title(record, single_gpu="one device"),
         recipe.kv,
-        context if recipe.context else "the model's",
+        TableCell(text=f"{recipe.context:,}", value=float(recipe.context)) if recipe.context else "the model's",
         text_cell(record.status, tone=TONES.get(record.status, "quiet")),
     )
