@@ -9,6 +9,7 @@ from pathlib import Path
 
 from moebox.core.endpoint import endpoint_from_url
 from moebox.core.engine_event import EngineStopped
+from moebox.detect.host import run_program
 from moebox.engines import LABEL
 from moebox.serve import kv_store, state
 from moebox.serve.agent import send_signal
@@ -66,22 +67,17 @@ def release_job(job: str) -> None:
 
 def remove_container(tool: str, name: str) -> None:
     """Remove a container; not an error if it is gone already."""
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        subprocess.run([tool, "rm", "--force", name], capture_output=True, timeout=60, check=False)
+    run_program([tool, "rm", "--force", name], seconds=60)
 
 
 def list_containers() -> dict[str, tuple[str, str]]:
     """Containers that moebox started, by instance: the tool (docker or podman) and the container's name."""
     found: dict[str, tuple[str, str]] = {}
     for tool in ("docker", "podman"):
-        if shutil.which(tool) is None:
-            continue
         columns = f'{{{{.Names}}}}\t{{{{.Label "{LABEL}"}}}}'
         argv = [tool, "ps", "--all", "--filter", f"label={LABEL}", "--format", columns]
-        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            done = subprocess.run(argv, capture_output=True, text=True, timeout=20, check=False)
-            for line in done.stdout.splitlines():
-                name, _, instance = line.partition("\t")
-                if instance:
-                    found[instance] = (tool, name)
+        for line in run_program(argv, seconds=20)[0].splitlines():
+            name, _, instance = line.partition("\t")
+            if instance:
+                found[instance] = (tool, name)
     return found
