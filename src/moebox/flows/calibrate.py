@@ -70,8 +70,7 @@ def calibrate(
 
     `longest`: the most tokens of one request, if the context allows more.
     """
-    work = Calibrator(deploy_for_calibration(recipe), run, budget_s, notify)
-    work.longest = longest
+    work = Calibrator(deploy_for_calibration(recipe), run, budget_s, notify, longest)
     try:
         work.measure_depths(layers, patience_s)
     except (KeyboardInterrupt, AnswerIsNo, ExternalError) as problem:
@@ -95,8 +94,8 @@ def deploy_for_calibration(recipe: Recipe) -> Deployment:
 
 
 class Calibrator:
-    def __init__(self, subject: Deployment, run: Run, budget_s: float, notify: Notify) -> None:
-        self.subject, self.run, self.budget_s, self.notify = subject, run, budget_s, notify
+    def __init__(self, subject: Deployment, run: Run, budget_s: float, notify: Notify, longest: int = 0) -> None:
+        self.subject, self.run, self.budget_s, self.notify, self.longest = subject, run, budget_s, notify, longest
         self.end = time.monotonic() + budget_s - min(0.05 * budget_s, STOP_S)  # when the last engine must be stopped
         self.startup_s = GGUF_BOOT_S if rehearse.reads_gguf(subject.recipe) else FIRST_BOOT_S
         self.done: list[Boot] = []
@@ -108,7 +107,6 @@ class Calibrator:
             text = "shared experts were left out: the generated GGUF has none beside grouped-query attention"
             self.notes.append(text)
         self.version = subject.recipe.engine_version
-        self.longest = 0
         self.disturbed: list[str] = []
         self.doubt = 0.0
 
