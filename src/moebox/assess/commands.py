@@ -67,9 +67,8 @@ def imported_flags(load: LoadResult) -> tuple[str, ...]:
         tests = {"--pp": USUAL_PP if load.pp_tok_s else "", "--tg": USUAL_TG if load.tg_tok_s else ""}
         return tuple(flag_words(tests))
     rate = 0.0 if load.concurrency else load.request_rate
-    conversation = {"--workload": "turns", "--set": f"workload.turns={turns[1]}"} if turns else {}
     flags = {
-        **conversation,
+        **({"--workload": "turns", "--set": f"workload.turns={turns[1]}"} if turns else {}),
         "--input": _count_text(load.input_tokens),
         "--output": _count_text(load.output_tokens),
         "--rate": f"{rate:g}" if rate else "",

@@ -110,7 +110,6 @@ def recommend_repeat(record: RunRecord) -> Iterator[Recommendation]:
     doubtful = [load for load in record.loads if load.flags or load.client_limited]
     if not doubtful:
         return
-    conditions = repeat_conditions(doubtful)
     flags = [(flag, load) for load in doubtful for flag in load.flags]
     flags += [("the client was the bottleneck", load) for load in doubtful if load.client_limited]
     reasons = group_by(flags, lambda pair: pair[0])
@@ -118,7 +117,7 @@ def recommend_repeat(record: RunRecord) -> Iterator[Recommendation]:
     text = "; ".join([*sentences[:3], *(["and others"] if len(sentences) > 3 else [])])
     text += ". Nothing else is concluded from these loads."
     serious = any(load.flags for load in doubtful) or len(doubtful) > len(record.loads) / 2
-    title = " ".join(("Measure again", *conditions[:1]))
+    title = " ".join(("Measure again", *repeat_conditions(doubtful)[:1]))
     yield make_recommendation("measurement", text, title=title, weight=1.0 if serious else 7.0)
 
 

@@ -130,9 +130,8 @@ def _settle(job: LoadJob, watcher: ProgressWatcher) -> int:
     short = replace(job, workload=replace(job.workload, output_tokens=min(job.workload.output_tokens, SETTLE_TOKENS)))
     fastest_s, sent = math.inf, 0
     for _ in range(SETTLE_ROUNDS):
-        run = _warm_up(short, width, watcher)
+        round_s = max(gauge.wall_s for gauge in _warm_up(short, width, watcher).gauges)
         sent += width
-        round_s = max(gauge.wall_s for gauge in run.gauges)
         if round_s > (1 - SETTLED_GAIN) * fastest_s:
             break
         fastest_s = min(fastest_s, round_s)

@@ -174,9 +174,8 @@ def model_table(models: list[ResolvedModel], *, width: int = 80) -> list[Part]:
             last = f"{format_gb(native.total_bytes):>8} {native.name if len(native.name) < 12 else native.quant}"
         rows.append((model.name, *sizes, *[kinds] * wide, *tokens, last))
     heads = ("model", "params", "active", *["attention"] * wide, "context", "KV/token", "as published")
-    table = make_table(heads, rows, left_columns=("model", "as published"), gap=1)
     note = "\nKV/token: bytes of bf16 cache. `moebox models show NAME` shows one of them, or a\nfolder or .gguf file."
-    return [table, (note, "dim")]
+    return [make_table(heads, rows, left_columns=("model", "as published"), gap=1), (note, "dim")]
 
 
 def attention_name(layers: Layers) -> str:

@@ -53,10 +53,9 @@ def raise_disk_full(run: Run) -> Iterator[None]:
 
 def begin_pipeline(request: RunRequest, run: Run) -> Pipeline:
     run.strict = True
-    pipeline = Pipeline(request=request, simulated=request.twin)
     asked = {name: getattr(request, name) for name in PipelineBegan.__struct_fields__ if name != "simulation"}
     run.add_event(PipelineBegan(simulation=request.twin, **asked), sync=True)
-    return save_pipeline(pipeline, run)
+    return save_pipeline(Pipeline(request=request, simulated=request.twin), run)
 
 
 def resume_pipeline(run: Run, *, until: StepName | None = None) -> Pipeline:

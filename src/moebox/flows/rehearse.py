@@ -80,12 +80,11 @@ def rehearse(deployment: Deployment, run: Run, *, layers: int = 0, phantom: bool
                     text = f"the phantom answers wrongly on {recipe.engine} ({problem})"
                     raise AnswerIsNo(text, hint=f"evidence in {run.path}")
                 add_step("answers", describe_answers(checks, recipe.engine))
-            facts = session.facts
     finally:
         dummy.unlink(missing_ok=True)
     steps.append(RehearsalStep(name="down", detail="stopped", seconds=0.0))
     run.add_event(RehearseFinished(steps=tuple(steps), not_rehearsed=notes))
-    return Rehearsal(layers=kept, steps=tuple(steps), facts=facts, not_rehearsed=notes)
+    return Rehearsal(layers=kept, steps=tuple(steps), facts=session.facts, not_rehearsed=notes)
 
 
 def with_weights(deployment: Deployment, recipe: Recipe) -> Deployment:

@@ -165,9 +165,8 @@ class FolderReader:
         return self.decode(CheckResults, drop_keys(document, "verdict"), "verify.json")  # which is computed
 
     def read_kernels(self) -> list[KernelFindings]:
-        document = self.load("kernels.json")
         kinds: dict[object, type[KernelFindings]] = {"compiling": CompiledFindings, "table": TableFindings}
-        rows = get_objects(document, "scans")
+        rows = get_objects(self.load("kernels.json"), "scans")
         found = (self.decode(kinds.get(row.get("by"), TableFindings), row, "kernels.json") for row in rows)
         return list(filter(None, found))
 
@@ -231,16 +230,14 @@ def read_run(run: Run) -> RunRecord:
     gaps += [*damaged, *unread]
     checks, summed = reader.read_checks()
     climb = reader.load("climb.json")
-    steps = history.climb_steps(entries) or imported_climb(climb)
     sources = [get_text(row, "source") for row in get_objects(climb, "steps")]
     tasks = reader.read(TaskRun, "tasks.json")
     locked, step = run.is_locked, history.unfinished_step(pipeline, entries)
     climb_began = next((event.command for event in history.events_of(entries, events.ClimbBegan)), "")
     has_best = (run.path / "best.toml").exists()
-    climb_ended = is_true(climb, "ended") or has_best
     ends = history.events_of(entries[-1:], events.CommandEnded) * (not (pipeline.steps or has_best))
     last = next(iter(ends), events.CommandEnded())  # nothing went on since
-    if not step and climb_began and not climb_ended:
+    if not step and climb_began and not (has_best or is_true(climb, "ended")):
         step = climb_began
     upgrade = next(iter(history.events_of(entries, events.UpgradeStep)), None)
     verified = history.events_of(entries, events.VerifyBegan)
@@ -287,7 +284,7 @@ def read_run(run: Run) -> RunRecord:
         check_total=verified[-1].of if verified else 0,
         server=server,
         attempts=tuple(attempts),
-        climb_steps=tuple(steps),
+        climb_steps=tuple(history.climb_steps(entries) or imported_climb(climb)),
         climb_source="; ".join(dict.fromkeys(filter(None, sources))),
         problems=tuple(problems),
         failure=history.find_failure(pipeline, attempts, problems, last) or unanswered,

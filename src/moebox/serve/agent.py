@@ -143,11 +143,10 @@ class RankProcess:
             return 0
         argv = [word.replace(MASTER, self.config["master"]) for word in own["argv"]]
         argv[0] = find_program(own) or argv[0]
-        env = {**os.environ, **own["env"], **self.config["secrets"], MARK: self.config["mark"]}
         try:
             self.child = subprocess.Popen(
                 argv,
-                env=env,
+                env={**os.environ, **own["env"], **self.config["secrets"], MARK: self.config["mark"]},
                 cwd=self.config["cwd"] or None,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

@@ -101,12 +101,11 @@ def _claude_settings(live: LiveModel) -> ClientSettings:
     if live.key_env:
         del env["ANTHROPIC_API_KEY"]
         changes["apiKeyHelper"] = f"printenv {live.key_env}"
-    folder = Path(os.environ.get("CLAUDE_CONFIG_DIR") or Path.home() / ".claude")
     short = f"Claude Code's own prompt is about 20,000 tokens; a context of {live.context:,} is too short for it"
     return ClientSettings(
         client="claude-code",
         text="\n".join([*exports.values(), "", "claude"]),
-        path=folder / "settings.json",
+        path=Path(os.environ.get("CLAUDE_CONFIG_DIR") or Path.home() / ".claude") / "settings.json",
         changes=changes,
         notes=(short,) if live.context < CLAUDE_MIN_CONTEXT else (),
     )

@@ -226,9 +226,8 @@ def check_kernels(deployment: Deployment, argv: tuple[str, ...], detect_box: Cal
 
 def package_folders(python: Path) -> list[Path]:
     """Return the folders where a Python keeps packages: a venv's, and those of Debian's own."""
-    home = python.parent.parent
     kinds = ("lib/python3*/site-packages", "local/lib/python3*/dist-packages", "lib/python3*/dist-packages")
-    return [place for kind in kinds for place in sorted(home.glob(kind))]
+    return [place for kind in kinds for place in sorted(python.parent.parent.glob(kind))]
 
 
 def patched_files(root: Path, engine: str) -> list[Path]:

@@ -64,9 +64,8 @@ def topology_drawing(box: Box, record: RunRecord) -> Document:
     if rates:
         fabric = f"NVLink, {units.format_rate(rates[0])} per GPU, all GPUs joined"
     model, sockets = cpu_title(box.cpu.model), box.cpu.sockets
-    processors = model if sockets <= 1 else f"{sockets}× {model}" if model else f"{sockets} sockets"
     host = (
-        processors,
+        model if sockets <= 1 else f"{sockets}× {model}" if model else f"{sockets} sockets",
         f"{box.cpu.cores} cores" if box.cpu.cores else "",
         f"{format_gib(box.ram, 0)} RAM" if box.ram else "",
         units.format_rate(box.ram_rate) if box.ram_rate else "",

@@ -22,13 +22,11 @@ def kernels_section(records: Sequence[RunRecord]) -> Section | None:
         for scan in record.kernels:
             compiled = scan.by == "compiling"
             without = "by table" if scan.launches else "not judged"
-            judged = f"by compiling (Triton {scan.triton})" if compiled else without
-            target = f"{scan.model} TP{scan.tp}, {scan.kv} cache, {scan.arch}" if scan.model else scan.arch
             run = f" ({record.page_label})" if record.page_label else ""
             row = (
                 f"{scan.engine} {scan.version}".strip() + run,
-                target,
-                judged,
+                f"{scan.model} TP{scan.tp}, {scan.kv} cache, {scan.arch}" if scan.model else scan.arch,
+                f"by compiling (Triton {scan.triton})" if compiled else without,
                 scan.launches,
                 scan.spills if compiled else "",
                 figure_cell(float(len(scan.bad)), digits=0, tone="bad" if scan.bad else ""),

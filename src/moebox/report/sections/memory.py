@@ -92,13 +92,12 @@ def memory_cells(record: RunRecord, index: int, side: MemorySide) -> tuple[CellV
         device = DeviceParts(name="ram", total=total, parts=dict(parts)) if side.devices else None
     sizes = (device.weight_bytes, device.parts.get("KV cache"), device.parts.get("free")) if device else (None,) * 3
     context = record.recipe.context if record.recipe else 0
-    requests = side.kv_tokens / context if side.kv_tokens and context else None
     return (
         run_cell(record, index),
         side.kind,
         *(TableCell(text=format_gib(size) if size else DASH, value=size) for size in sizes),
         figure_cell(side.kv_tokens, digits=0),
-        figure_cell(requests, digits=1),
+        figure_cell(side.kv_tokens / context if side.kv_tokens and context else None, digits=1),
     )
 
 
@@ -108,9 +107,8 @@ def memory_lead(records: Sequence[RunRecord]) -> str:
     for record in records:
         planned, actual = record.planned_memory.kv_tokens, record.kv_tokens
         if planned and actual:
-            change = format_change(actual / planned - 1)
             text = f"the plan promised {units.format_count(planned)} tokens of KV cache, the engine has "
-            text += f"{units.format_count(actual)} ({change})."
+            text += f"{units.format_count(actual)} ({format_change(actual / planned - 1)})."
             sentences.append(capitalize(text) if len(records) == 1 else f"{record.label}: {text}")
     return " ".join(sentences)
 

@@ -167,9 +167,8 @@ def ending_sentence(record: RunRecord) -> str:
 def opening_sentence(group: Sequence[RunRecord]) -> str:
     """Runs of one model on one box: the engine, the layout, and whether it works."""
     first = group[0]
-    quants = join_names(unique_names(map(quant_title, group)))
     engines = join_names(unique_names(map(engine_title, group)))
-    name = f"{model_name(first)} ({quants})"
+    name = f"{model_name(first)} ({join_names(unique_names(map(quant_title, group)))})"
     on_box = f" on {box_title(first)}" if box_title(first) else ""
     if len(group) == 1:
         layout = f", {parallelism_title(first)}" if parallelism_title(first) else ""

@@ -153,9 +153,8 @@ async def _long_answer_size(session: CheckSession) -> tuple[int, int]:
     if reason := judge_answer(question, answer):
         raise ProbeSkipped(f"model, not server: it cannot repeat {COPY_WORDS} words ({reason})")
     per_word = max(0.5, (answer.token_count("completion") or 2 * COPY_WORDS) / COPY_WORDS)
-    wanted = LONG_TOKENS[session.options.effort]
     room = CONTEXT_SHARE * (session.context_limit or UNKNOWN_LIMIT) / (2 if session.is_roomy else 4)
-    words = max(COPY_WORDS, round(min(wanted, room) / per_word))
+    words = max(COPY_WORDS, round(min(LONG_TOKENS[session.options.effort], room) / per_word))
     return words, round(SPARE * words * per_word) + COPY_WORDS
 
 
