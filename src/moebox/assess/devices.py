@@ -29,7 +29,6 @@ class DeviceParts:
 
     @property
     def on_host(self) -> bool:
-        """True for the machine's RAM."""
         return self.name == "ram"
 
     @property
@@ -38,7 +37,6 @@ class DeviceParts:
 
     @property
     def used_bytes(self) -> float:
-        """Bytes of all parts but free memory."""
         return sum(size for name, size in self.parts.items() if name != "free")
 
 

@@ -151,7 +151,6 @@ class ResultKeeper:
         self._save_in_run(safe_name(self.label) or "pp-tg", document)
 
     def write_document(self, whole: Document) -> None:
-        """Write the whole result to the file, if there is one."""
         if self._file:
             with self._noting_errors(self._file):
                 files.write_atomic(self._file, hide_known_keys(codec.to_json(whole)) + "\n")
@@ -164,7 +163,6 @@ class ResultKeeper:
         return ["-o", str(self._file.with_stem(f"{self._file.stem}-{number}") if later else self._file)]
 
     def raise_if_lost(self) -> None:
-        """Raise the first write error, if any."""
         if self.lost:
             raise self.lost
 

@@ -64,7 +64,6 @@ def print_lines(lines: "Iterable[Part | Path]", *, stderr: bool = False) -> None
 
 
 def print_note(line: Part) -> None:
-    """Print a line on stderr."""
     print_lines([line], stderr=True)
 
 

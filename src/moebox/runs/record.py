@@ -157,7 +157,6 @@ class ForecastRow:
 
     @property
     def tok_s_range(self) -> tuple[float, float] | None:
-        """Low and high tok/s, or None without a range."""
         return None if self.low_tok_s is None or self.high_tok_s is None else (self.low_tok_s, self.high_tok_s)
 
 
@@ -283,17 +282,14 @@ class RunRecord:
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
-        """GPUs of the box; empty if the box is unknown."""
         return self.box.gpus if self.box else ()
 
     @property
     def has_no_gpu(self) -> bool:
-        """True if the box is known and has no GPU."""
         return self.box is not None and not self.box.gpus
 
     @property
     def checks_run(self) -> tuple[CheckVerdict, ...]:
-        """Checks that were not skipped."""
         return tuple(check for check in self.checks if check.verdict != "skip")
 
     @property

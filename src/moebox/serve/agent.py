@@ -112,7 +112,6 @@ def processes_with_mark(mark: str) -> list[int]:
 
 
 def send_signal(pids: list[int], number: int) -> None:
-    """Send a signal to each process that is still there."""
     for pid in pids:
         with contextlib.suppress(OSError):
             os.kill(pid, number)

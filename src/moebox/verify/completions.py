@@ -79,7 +79,6 @@ class ChatAnswer(ModelReply):
 
     @property
     def is_empty(self) -> bool:
-        """True if there is neither content nor reasoning, hidden or not."""
         return not (self.content or self.reasoning or self.hidden_tokens)
 
     def token_count(self, key: str) -> int | None:

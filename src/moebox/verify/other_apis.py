@@ -47,7 +47,6 @@ def message_request(
 
 
 def _common_fields(session: CheckSession, stream: bool) -> Request:
-    """The fields that a request of either API has."""
     fields = {"model": session.endpoint.model, "temperature": 0, "stream": stream}
     return {**fields, **session.template_arguments(thinking=False)}
 

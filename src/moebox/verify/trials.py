@@ -80,7 +80,6 @@ class TrialSeries:
 
     @property
     def score(self) -> Score:
-        """How many trials passed."""
         return wilson_score(self.of - sum(map(len, self.failures.values())), self.of)
 
 

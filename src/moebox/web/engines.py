@@ -39,7 +39,6 @@ TIMEOUT_S = 900.0
 
 
 def list_engines(request: Request, *, site: WebSite) -> Response:
-    """List the engines that moebox started and that are alive."""
     alive = [instance for instance in state.list_instances() if instance.is_alive]
     return render_page("engines.html", title="Engines", here="engines", engines=alive)
 

@@ -75,7 +75,6 @@ async def read_form(request: Request) -> dict[str, str]:
 
 
 def serve_script(path: str, package: str, name: str) -> Route:
-    """Return the route of one of our scripts."""
     text = resources.files(package).joinpath("templates", name).read_text(encoding="utf-8")
     headers = {"Cache-Control": "no-cache"}
     return Route(path, lambda request: Response(text, media_type="text/javascript", headers=headers))

@@ -108,7 +108,6 @@ class PlanReply:
 
     @property
     def context(self) -> int:
-        """The requested context, else the planned one."""
         return self.query.context or self.plan.recipe.context
 
     @property

@@ -83,7 +83,6 @@ def follow_run(request: Request, *, site: WebSite) -> Response:
 
 
 def live_fragment(run: Run) -> Markup:
-    """The current state of a run as HTML."""
     return render_part("live_part.html", view=live.live_view(run))
 
 
@@ -107,7 +106,6 @@ def stream_events(request: Request, *, site: WebSite) -> Response:
 
 
 def start_run(fields: dict[str, str], *, site: WebSite) -> Response:
-    """Start `moebox run` and reply with its page."""
     return start_command(run_command(fields), site)
 
 

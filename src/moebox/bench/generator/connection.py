@@ -30,8 +30,6 @@ class ConnectionStage:
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """A connection and its request."""
-
     poller: select.epoll
     context: ssl.SSLContext | None
     sock: socket.socket | None = None

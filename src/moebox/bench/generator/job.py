@@ -46,7 +46,6 @@ class Conversation:
         return len(self.replies)
 
     def next_body(self) -> bytes:
-        """Return the JSON body of the current turn."""
         body, self.body = self.body or self.write_turn(self.replies), b""
         return body
 
