@@ -1,12 +1,10 @@
 """The endpoint of a served model."""
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 from moebox import redact
 from moebox.escape import one_line
 
-ApiFamily = Literal["openai", "anthropic"]
 AUTH_STATUSES = (401, 403)  # the key is missing or wrong
 KEY_HINT = "`--key-env NAME` names the variable that holds the key"
 SIMULATION_HEADER = "x-moebox-simulation"  # of every reply of `moebox twin`: its speed, 1 for the forecast's
@@ -20,7 +18,6 @@ class Endpoint:
     model: str
     key: str | None = field(default=None, repr=False)
     key_env: str = ""  # the environment variable that holds the key; "" if moebox finds it by the URL
-    families: tuple[ApiFamily, ...] = ("openai",)
     engine: str = ""  # "" if unknown
     router: str = ""  # a router in front of it, which may hide the engine
     log: str = ""  # path of the engine's log, if moebox started it here

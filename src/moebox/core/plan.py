@@ -144,4 +144,3 @@ class Launch:
     mounts: dict[str, str] = field(default_factory=dict)
     port: int = 8000
     host: str = "127.0.0.1"
-    rank: int = 0  # node rank on multi-node launches

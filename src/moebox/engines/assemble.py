@@ -36,7 +36,7 @@ def build_launch(deployment: Deployment, *, rank: int = 0, master: str = "", add
     engine = load_engine(traits.name)
     if node.follows and traits.worker_programs:  # serves the first node and no client: it gets no key
         command = engine.worker_command(deployment, node)
-        return Launch(argv=command, env=engine.environment(deployment), rank=rank)
+        return Launch(argv=command, env=engine.environment(deployment))
     inside = runs_in_container(recipe)
     host = "0.0.0.0" if inside and container_network(recipe) != "host" else recipe.listen.host  # noqa: S104
     entry = image_entry(deployment) if inside else engine.entry_command(recipe)
@@ -51,7 +51,6 @@ def build_launch(deployment: Deployment, *, rank: int = 0, master: str = "", add
         secret_env=secrets,
         port=recipe.listen.port,
         host=recipe.listen.host,
-        rank=rank,
     )
     return replace(launch, image=image_name(deployment), mounts=container_mounts(deployment)) if inside else launch
 
