@@ -123,26 +123,22 @@ def scratch_folder(purpose: str) -> Iterator[Path]:
         _remove_scratch(folder)
 
 
-def remove_stale_scratch() -> int:
-    """Remove our own scratch folders whose process is gone; return how many were removed."""
-    swept = 0
+def remove_stale_scratch() -> None:
+    """Remove our own scratch folders whose process is gone."""
     with contextlib.suppress(OSError):
         for entry in os.scandir(tempfile.gettempdir()):
             match = _SCRATCH.fullmatch(entry.name)
             if match is None or entry.path in _left or os.path.exists(f"/proc/{match[1]}"):
                 continue
             if entry.is_dir(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_uid == os.geteuid():
-                swept += _remove_scratch(entry.path)
-    return swept
+                _remove_scratch(entry.path)
 
 
-def _remove_scratch(folder: str) -> bool:
+def _remove_scratch(folder: str) -> None:
     """Remove a scratch folder, or print one warning."""
-    if remove_tree(folder):
-        return True
-    _left.add(folder)
-    print(f"warning: {folder} could not be removed; remove it by hand", file=sys.stderr)
-    return False
+    if not remove_tree(folder):
+        _left.add(folder)
+        print(f"warning: {folder} could not be removed; remove it by hand", file=sys.stderr)
 
 
 def remove_tree(path: str | Path, *, within_s: float = MAX_REMOVAL_S) -> bool:

@@ -185,7 +185,7 @@ def start_endpoint(journal: SwitchJournal, recipe: Recipe) -> None:
         raise ExternalError(f"systemd did not start {unit}", hint=f"`journalctl -u {unit}` shows why")
 
 
-def apply_switch(journal: SwitchJournal) -> SwitchJournal:
+def apply_switch(journal: SwitchJournal) -> None:
     """Make the new recipe the named one and serve it if the old one was live; on failure the old one comes back."""
     journal = save_journal(journal, phase="switching")
     new, live = journal.new, journal.live
@@ -199,7 +199,7 @@ def apply_switch(journal: SwitchJournal) -> SwitchJournal:
     except BaseException:
         restore_endpoint(journal)
         raise
-    return save_journal(journal, phase="applied")
+    save_journal(journal, phase="applied")
 
 
 def roll_back(name: str = "") -> SwitchJournal:

@@ -119,19 +119,19 @@ def complete_name(name: str, known: Collection[str]) -> str:
     return near[0]
 
 
-def store_calibration(calibration: Calibration) -> Path:
+def store_calibration(calibration: Calibration) -> None:
     """Write a calibration to the store; it replaces an older one with the same id."""
     folder = calibrations_dir()
     with files.report_write_errors(folder):
         if not os.environ.get("MOEBOX_CALIBRATIONS"):
             files.make_private_folder(files.xdg_home("data") / "moebox")
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return write_calibration(calibration, folder / f"{calibration.id}.json", mode=0o600)
+    write_calibration(calibration, folder / f"{calibration.id}.json", mode=0o600)
 
 
-def write_calibration(calibration: Calibration, path: Path, *, mode: int | None = None) -> Path:
+def write_calibration(calibration: Calibration, path: Path, *, mode: int | None = None) -> None:
     with files.report_write_errors(path):
-        return files.write_atomic(path, codec.to_json(calibration) + "\n", mode=mode, sync=True)
+        files.write_atomic(path, codec.to_json(calibration) + "\n", mode=mode, sync=True)
 
 
 def remove_calibration(name: str) -> str:
