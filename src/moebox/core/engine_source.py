@@ -54,8 +54,7 @@ def parse_image(name: str) -> EngineSource:
     for traits in registry.all_traits():
         own, _, pattern = traits.image.partition(":")
         if own and repository.endswith(own):
-            form = re.escape(pattern).replace(r"\{version\}", "(.+)")
-            match = re.fullmatch(form, tag)
+            match = re.fullmatch(re.escape(pattern).replace(r"\{version\}", "(.+)"), tag)
             version = match[1] if match and match.groups() else tag.removeprefix("v")
             return EngineSource(kind="image", engine=traits.name, version=version, image=name)
     raise BadInput(f"{name}: no engine publishes this image", hint=f"name the engine: vllm==VERSION --image {name}")

@@ -174,8 +174,7 @@ class Gqa(LayerKind):
 
     def parameters(self, hidden: int) -> int:
         q, k, v = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.value_dim
-        out = self.heads * self.value_dim
-        total = hidden * (q + k + v) + out * hidden + self.head_norm
+        total = hidden * (q + k + v) + self.heads * self.value_dim * hidden + self.head_norm
         total += (q + k + v) * self.bias + hidden * self.output_bias + self.heads * self.sinks
         total += hidden * q * self.output_gate + hidden * self.heads * self.head_gate
         return total + self._indexer_parameters(hidden)
@@ -185,8 +184,7 @@ class Gqa(LayerKind):
         whole = float(self._indexer_parameters(hidden))
         if tp <= self.kv_heads:
             return whole
-        cut = hidden * self.kv_width
-        return whole + cut * (1 / self.kv_heads - 1 / tp) / (1 - 1 / tp)
+        return whole + hidden * self.kv_width * (1 / self.kv_heads - 1 / tp) / (1 - 1 / tp)
 
     def _indexer_parameters(self, hidden: int) -> int:
         ix = self.indexer

@@ -137,8 +137,7 @@ def _experts_in_ram(wanted: str, setup: Setup) -> bool:
     hybrid, model = setup.recipe.hybrid, setup.model
     if hybrid is None or model is None:
         return False
-    on_gpus = sum(map(len, hybrid.experts))
-    return on_gpus < model.moe_layers and not hybrid.split
+    return sum(map(len, hybrid.experts)) < model.moe_layers and not hybrid.split
 
 
 def _expert_width(wanted: str, setup: Setup) -> bool:

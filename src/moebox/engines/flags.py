@@ -142,8 +142,7 @@ def flag_catalogue(engine: EngineName, version: str = "") -> FlagCatalogue:
     """Return the newest catalogue that is not newer than `version`, or the oldest."""
     known = known_versions(engine)
     older = [release for release in known if version_in_range(version, f">={release}")]
-    chosen = older[-1] if older else known[0]
-    file = _catalogue_files(engine)[chosen]
+    file = _catalogue_files(engine)[older[-1] if older else known[0]]
     return codec.decode(FlagCatalogue, json.loads(file.read_text(encoding="utf-8")), where=file.name)
 
 

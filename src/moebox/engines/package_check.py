@@ -36,8 +36,7 @@ def check_package(name: str) -> list[PackageCheck]:
         raise UnknownName("engine", name, registry.engine_names())
     if problem or known is None:
         return [PackageCheck(name="traits.py", verdict="fail", found=problem)]
-    text = f"{known.package}.traits.TRAITS"
-    checks = [PackageCheck(name="traits.py", verdict="pass", found=text)]
+    checks = [PackageCheck(name="traits.py", verdict="pass", found=f"{known.package}.traits.TRAITS")]
     try:
         engine = importlib.import_module(f"{known.package}.engine").ENGINE
     except IMPORT_ERRORS as error:

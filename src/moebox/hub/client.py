@@ -119,8 +119,7 @@ def ask_again(ask: Callable[[], T]) -> T:
 
 def check_remote_name(repo: str, file: HubFile) -> None:
     """Raise BadInput if a file's name leads out of its folder; ExternalError if its size or hash cannot be right."""
-    parts = file.path.split("/")
-    climbs = file.path.startswith("/") or any(part in ("", ".", "..") for part in parts)
+    climbs = file.path.startswith("/") or any(part in ("", ".", "..") for part in file.path.split("/"))
     odd = "\\" in file.path or not file.path.isprintable() or len(file.path) > 1000
     refuse_if(climbs or odd, f"{repo}: the file name {file.path[:80]!r} leads out of the cache; nothing was read")
     if file.size < 0 or not re.fullmatch(r"[0-9a-f]{64}" if file.sha256 else r"[0-9a-f]{40}", file.digest):

@@ -134,8 +134,7 @@ def possible_tiers(deployment: Deployment, memory: Memory, wanted_tokens: float 
 def tier_steps(deployment: Deployment, memory: Memory, wanted_tokens: float) -> list[KvTiers]:
     """Return no tiers, then RAM, then RAM and disk: the sizes of the recipe, or those that the box has room for."""
     tiers = deployment.recipe.kv_tiers or possible_tiers(deployment, memory, wanted_tokens)
-    count = len(cache_tiers(deployment, tiers))
-    return [KvTiers(), replace(tiers, disk_gib=0.0), tiers][: 1 + count]
+    return [KvTiers(), replace(tiers, disk_gib=0.0), tiers][: 1 + len(cache_tiers(deployment, tiers))]
 
 
 def describe_tiers(deployment: Deployment, memory: Memory) -> str:

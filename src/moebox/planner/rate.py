@@ -103,8 +103,7 @@ class Candidate:
         """Answer tokens per second while `streams` comparison requests are read and answered together."""
         prompt, answer = comparison_request(self.recipe.context)
         step = self.speed.step_s(self.streams, prompt + answer // 2) / self.speed.tokens_per_step
-        reading = self.speed.prefills_s(prompt, self.streams)
-        return self.streams * answer / (reading + answer * step)
+        return self.streams * answer / (self.speed.prefills_s(prompt, self.streams) + answer * step)
 
 
 def complete_settings(candidate: Candidate) -> Candidate:

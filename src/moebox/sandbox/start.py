@@ -77,8 +77,7 @@ def run_code(
     Without `level`, use the strongest that works here. Raise NoSandbox if none does, or if `level` does not.
     """
     work: JailWork = {"kind": "calls", "source": source, "function": function, "calls": [*map(list, calls)]}
-    expected = len(calls) if function else 0
-    return _run_work(work, {}, level or strongest_level(), limits, expected)
+    return _run_work(work, {}, level or strongest_level(), limits, len(calls) if function else 0)
 
 
 def run_program(

@@ -98,8 +98,7 @@ def run_agent(
             reply = request(max_tokens=FEW_TOKENS)
         work.text = reply.text
         calls, results, dead_server = _make_calls(toolbox, reply, recent)
-        tools_s = sum(call.seconds for call in calls)
-        overhead = time.monotonic() - started - reply.seconds - tools_s
+        overhead = time.monotonic() - started - reply.seconds - sum(call.seconds for call in calls)
         turn = build_turn(number, started - began, reply, calls, overhead=overhead)
         work.turns.append(turn)
         work.gaps += token_gaps(reply)

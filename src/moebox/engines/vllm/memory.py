@@ -233,9 +233,8 @@ def workspace_bytes(gpu: Gpu, model: Model, recipe: Recipe) -> int:
 
 def mla_splits(gpu: Gpu, recipe: Recipe) -> int:
     """Parts that a sequence's cache is split into while decoding: by the context, up to two per multiprocessor."""
-    fixed = vllm_build(recipe).splits
     wanted = max(1, math.ceil(recipe.context / memory_constant("vllm", "mla_split_tokens")))
-    return fixed or min(1 << (wanted - 1).bit_length(), 2 * gpu.sms)
+    return vllm_build(recipe).splits or min(1 << (wanted - 1).bit_length(), 2 * gpu.sms)
 
 
 def uses_triton_mla(gpu: Gpu, recipe: Recipe) -> bool:

@@ -27,8 +27,7 @@ class AcceptanceRow:
 
     def acceptances(self, tokens: int) -> tuple[list[float], list[float]]:
         """Return the chance of a draft token at the nearest published draft length, and its bounds."""
-        last = self.tokens + max(len(self.lengths) - 1, 0)
-        nearest = min(max(tokens, self.tokens), last)
+        nearest = min(max(tokens, self.tokens), self.tokens + max(len(self.lengths) - 1, 0))
         means, bounds = self.lengths[nearest - self.tokens :][:1], filter(None, (self.low, self.high))
         chances, edges = ([acceptance_for_length(length, nearest) for length in part] for part in (means, bounds))
         return chances, edges
