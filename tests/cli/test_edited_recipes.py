@@ -76,3 +76,15 @@ def test_a_build_without_an_image_is_rendered_natively(planned: dict[str, str], 
     refused = call_main("render", str(path), "--as", "compose")
     assert refused.code == 2
     assert "runtime.image" in refused.err
+
+
+@pytest.mark.parametrize("form", ["script", "systemd", "slurm"])
+def test_a_rendered_engine_that_others_reach_without_a_key_is_noted(
+    planned: dict[str, str], tmp_path: Path, form: str
+) -> None:
+    """`up` said it of an open address; files that run elsewhere did not."""
+    path = tmp_path / "recipe.toml"
+    path.write_text(planned["vllm"].replace('host = "127.0.0.1"', 'host = "0.0.0.0"'))
+    assert "everyone who can reach this machine" in call_main("render", str(path), "--as", form).good().err
+    path.write_text(planned["vllm"])
+    assert ("asks for no key" in call_main("render", str(path), "--as", form).good().err) == (form == "slurm")

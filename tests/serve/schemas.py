@@ -256,7 +256,9 @@ KUBERNETES = {
                         {
                             "from": {
                                 "type": "array",
-                                "items": closed({"podSelector": closed({"matchLabels": LABELS})}),
+                                "items": closed(
+                                    dict.fromkeys(("podSelector", "namespaceSelector"), closed({"matchLabels": LABELS}))
+                                ),
                             },
                             "ports": {
                                 "type": "array",

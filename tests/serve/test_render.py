@@ -156,6 +156,8 @@ def test_a_leader_worker_set_gives_each_pod_its_rank():
     assert "ports" in leader
     assert service["spec"]["selector"] == {"app": "kimi-k26-vllm", "role": "leader"}
     assert policy["spec"]["podSelector"] == {"matchLabels": {"app": "kimi-k26-vllm"}}
+    monitoring = {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}
+    assert policy["spec"]["ingress"][0]["from"] == [{"podSelector": {}}, {"namespaceSelector": monitoring}]
     assert weights["spec"]["accessModes"] == ["ReadWriteMany"]
 
 

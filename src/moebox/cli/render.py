@@ -12,6 +12,7 @@ from moebox.checkpoint import deploy
 from moebox.cli.flags import AsJson, OutputPath, Switch
 from moebox.cli.output import print_lines, print_note, print_result, write_file
 from moebox.cli.up import known_problems, note_missing_key
+from moebox.engines.assemble import LOOPBACK
 from moebox.flows import recipes
 from moebox.render.cluster import ALL_ADDRESSES
 
@@ -37,8 +38,11 @@ def render(
         recipes.refuse_misfit(deployment)
     files = api.render(deployment.recipe, file_format)
     warnings = known_problems(deployment)
+    listen = deployment.recipe.listen
     if file_format == "slurm":  # it listens on all addresses, since its users are on other machines
-        note_missing_key(replace(deployment.recipe.listen, host=ALL_ADDRESSES))
+        listen = replace(listen, host=ALL_ADDRESSES)
+    if listen.host not in LOOPBACK:
+        note_missing_key(listen)
     if output:
         for name, text in files.items():
             executable = file_format in rendering.EXECUTABLE_FORMATS
