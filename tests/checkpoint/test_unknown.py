@@ -183,6 +183,35 @@ def test_layers_of_the_whole_context_may_have_heads_of_their_own() -> None:
     assert model.stack[1].kind.entry_width(1) == 2 * 4 * 128
 
 
+@pytest.mark.parametrize(
+    ("entries", "full", "states", "note"),
+    [
+        (3 * ["linear_attention"] + ["full_attention"], 15, 45, "its list of 4 layers is repeated"),
+        (6 * ["linear_attention"] + ["full_attention"], 54, 6, "its list of 7 layers ends early"),
+        (45 * ["linear_attention"] + 15 * ["full_attention"], 15, 45, ""),
+    ],
+)
+def test_a_short_list_of_layers_is_a_pattern_or_said_to_end(
+    entries: list[str], full: int, states: int, note: str
+) -> None:
+    """Four kinds for sixty layers counted as 57 layers with a whole cache; a context that no field names is stated."""
+    config = {
+        "hidden_size": 4096,
+        "num_hidden_layers": 60,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "vocab_size": 151936,
+        "layer_types": entries,
+    }
+    model = model_from_config(config | {"architectures": ["ZzForCausalLM"]}, name="zz", where="config.json")
+    counts = {layers.count for layers in model.stack}
+    assert counts == {full, states}
+    assert note in model.assumed
+    assert ("its list" in model.assumed) == bool(note)
+    assert "no context is named, so 32,768" in model.assumed
+
+
 def test_numbers_may_be_written_as_text() -> None:
     """A few converters write "8" or 8.0; an empty list is not named as a field that was not read."""
     odd = model_from_config(

@@ -17,6 +17,7 @@ from moebox.core import catalogue
 from moebox.core.layers import FeedForward, Gqa, Layers, Mamba
 from moebox.core.model import Licence, Model, Moe
 from moebox.errors import BadInput, refuse_if
+from moebox.units import plural
 
 _TABLE = catalogue.load_table("weights")
 NAMES: dict[str, list[str]] = _TABLE["fields"]  # meaning -> names of fields
@@ -95,7 +96,13 @@ def model_from_unknown_config(config: dict[str, Any], architecture: str, *, name
         context=fields.integer(*NAMES["context"], default=0) or DEFAULT_CONTEXT,
         moe=moe if dense < layers else None,
     )
-    return replace(model, assumed=_describe(model, counts) + fields.unread_text())
+    gaps = ""
+    if listed and len(listed) < layers:
+        rest = "ends early: the others cache the whole context" if layers % len(listed) else "is repeated"
+        gaps = f"; its list of {plural(len(listed), 'layer')} {rest}"
+    if not fields.integer(*NAMES["context"], default=0):
+        gaps += f"; no context is named, so {DEFAULT_CONTEXT:,}"
+    return replace(model, assumed=_describe(model, counts) + gaps + fields.unread_text())
 
 
 def _describe(model: Model, counts: Counter[str]) -> str:
@@ -117,7 +124,8 @@ def _layer_kinds(fields: LooseFields, layers: int) -> Counter[str]:
     linear = loose.get_object(values, "linear_attn_config").get("kda_layers")
     every = fields.integer("full_attention_interval", "sliding_window_pattern", "attn_layer_period", default=0)
     if isinstance(listed, list):
-        for word in (str(entry).lower() for entry in listed[:layers]):
+        whole = listed * (layers // len(listed)) if layers % len(listed) == 0 else listed[:layers]
+        for word in (str(entry).lower() for entry in whole):
             counts[next((kind for kind, parts in WORDS.items() if any(part in word for part in parts)), "full")] += 1
     elif isinstance(letters, str) and letters:  # Nemotron: M Mamba, * attention, E experts, - a dense network
         kinds = {"M": "state", "*": "full"}
