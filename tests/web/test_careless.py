@@ -68,6 +68,7 @@ def test_an_unknown_model_in_a_recipe_is_not_said_to_fit(
         ({'"kimi-k2.6"': '"kimi-k9"'}, "model: 'kimi-k9' is not known"),
         ({'"int4"': '"int5"'}, "did you mean int4?"),
         ({'"kimi-k2.6"': '"kimi-k9"', '"int4"': '"org/kimi-k9"'}, ""),
+        ({'"kimi-k2.6"': '"kimi-k9"', '"int4"': '"kimi-k9.gguf"'}, ""),
     ):
         text = functools.reduce(lambda text, pair: text.replace(*pair), change.items(), RECIPE)
         status, reply = post(url, "recipes/check", {"text": text})

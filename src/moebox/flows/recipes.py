@@ -265,16 +265,16 @@ def find_recipe_misfit(deployment: Deployment) -> Misfit | None:
 
     A recipe for GPUs without a box is not judged on a machine that has none: it is meant for another one.
     """
-    recipe = deployment.recipe
-    if not deployment.is_known and not ("/" in recipe.checkpoint or Path(recipe.checkpoint).exists()):
-        refuse_if(
-            recipe.model not in (models := catalogue.models()),
-            f"model: {recipe.model!r} is not known",
-            hint=suggest_names(recipe.model, models),
+    recipe, models = deployment.recipe, catalogue.models()
+    name = recipe.checkpoint
+    is_word = not ("/" in name or name.endswith(".gguf") or Path(name).exists())  # a file may lie on another machine
+    if is_word and not deployment.is_known:
+        hint = suggest_names(recipe.model, models)
+        refuse_if(recipe.model not in models, f"model: {recipe.model!r} is not known", hint=hint)
+        text = f"checkpoint: {name!r} is not a known checkpoint of {recipe.model}, a path or a repository"
+        raise BadInput(
+            text, hint=suggest_names(name, (each.name for each in catalogue.published_checkpoints(recipe.model)))
         )
-        text = f"checkpoint: {recipe.checkpoint!r} is not a known checkpoint of {recipe.model}, a path or a repository"
-        known = (each.name for each in catalogue.published_checkpoints(recipe.model))
-        raise BadInput(text, hint=suggest_names(recipe.checkpoint, known))
     engines.check_recipe(deployment)
     if not deployment.is_known:
         return None
