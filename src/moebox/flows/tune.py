@@ -95,6 +95,9 @@ class Tuner(TrialRunner):
             raise BadInput(spent, hint=self.resume)
         super().__init__(recipe, run, *given)
 
+    def add_finalist(self, trial: ClimbTrial) -> None:
+        self.update(finalists=(*self.state.finalists, trial))
+
     def update(self, **changes: Any) -> None:
         self.state = replace(self.state, spent_s=self.budget.used_s, **changes)
         self.run.write_json(tune_state.TUNE_FILE, self.state)
@@ -268,8 +271,7 @@ class Tuner(TrialRunner):
             if trial is None:
                 if not self.budget.can_afford(RESERVED * self.trials[0].seconds):
                     return
-                keep = lambda trial: self.update(finalists=(*self.state.finalists, trial))  # noqa: E731
-                trial = self.try_or_skip(step, len(done), keep)
+                trial = self.try_or_skip(step, len(done), self.add_finalist)
             if trial is None:
                 continue
             if trial.verdict != "fail" and not trial.why.startswith(walk.ANSWERS_DIFFER):
